@@ -48,7 +48,7 @@ struct PlainLanes : PackEights {
 }  // namespace
 
 void multiply_plain_lanes(X86Blocks& packed, const PanelProduct<float>& product) {
-  multiply_blocks<PlainLanes, 12, 2, X86Blocks::max_rows, X86Blocks::max_cols, 128>(packed, product, {});
+  multiply_blocks<PlainLanes, 12, 2, X86Blocks::max_rows, X86Blocks::max_cols, 64>(packed, product, {});
 }
 
 }  // namespace stepgraph::cpu

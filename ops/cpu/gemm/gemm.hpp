@@ -38,7 +38,7 @@ enum class GemmKernel : std::uint8_t { fastest, neon, neon_bf16, sve, avx2, avx5
 // "blis", "openblas", "neon", "sve", "avx2", "avx512" or "own": the fastest one, for f32.
 [[nodiscard]] std::string_view gemm_library();
 
-// c is cut into tiles by its shape alone: halved again and again, until there are enough for 64 threads. The tiles may
+// c is cut into tiles by its shape alone: halved again and again, until there are 64, of f32 128, or they are small. The tiles may
 // be computed in any order on any threads, each once. They have almost equal sizes, and their number is a power of two.
 // In the order of their numbers, each aligned power of two of them is a rectangle, so neighbours can be computed as one
 // larger tile, which packs less. Each thread keeps up to 2 MiB of scratch for its tiles, and as much again for bf16.

@@ -37,10 +37,9 @@ struct SixteenLanes : PackLines {
 }  // namespace
 
 // 24 of 32 registers hold sums. A panel of columns is 16 KiB, half of a small first-level cache.
-// 128 columns are a thread's share of a product of 1024 rows with 256 or 512 columns on 16 threads.
 template <class T>
 void multiply_avx512(X86Blocks& packed, const PanelProduct<T>& product, const PartDone& done) {
-  multiply_blocks<SixteenLanes, 12, 2, X86Blocks::max_rows, X86Blocks::max_cols, 128>(packed, product, done);
+  multiply_blocks<SixteenLanes, 12, 2, X86Blocks::max_rows, X86Blocks::max_cols, 64>(packed, product, done);
 }
 template void multiply_avx512(X86Blocks&, const PanelProduct<float>&, const PartDone&);
 template void multiply_avx512(X86Blocks&, const PanelProduct<bf16>&, const PartDone&);
