@@ -27,8 +27,16 @@ constexpr auto add_row = []<class T>(const T* __restrict from, std::int64_t widt
   for (std::int64_t j = 0; j < width; ++j) sum[j] += wide(from[j]);
 };
 
-// Rows of a table's gradient per tile. Each tile scans all tokens.
-std::int64_t table_rows_per_tile(std::int64_t width) { return 16 * cpu::rows_per_tile(width); }
+// Calls body(begin, end) for ranges of a table's rows, each of which scans all tokens. So a range has many rows, but
+// fewer where there are many threads, and at the end of a thread's share: some ranges have most of the tokens.
+template <class Range>
+void for_table_rows(const Context& context, std::int64_t rows, std::int64_t width, const Range& body) {
+  constexpr std::int64_t joined = 16;
+  const std::int64_t tile       = cpu::rows_per_tile(width);
+  if (rows <= tile) return body(std::int64_t{0}, rows);
+  context.parallel_for((rows + tile - 1) / tile, joined,
+                       [&](std::int64_t first, std::int64_t end) { body(first * tile, std::min(rows, end * tile)); });
+}
 
 void check_table(std::string_view op, const Weight& weight) {
   if (weight.shape.size() != 2) {
@@ -114,17 +122,17 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
                                                                 {shard.begin, shard.size}, width, dy, into);
                               }
                             }
-                            cpu::for_tiles(context, shard.size, table_rows_per_tile(width),
-                                           [&](std::int64_t begin, std::int64_t end) {
-                                             begin_sum(into, begin * width, end * width);
-                                             for (std::size_t i = 0; i < tokens.size(); ++i) {
-                                               const std::int64_t row = tokens[i] - shard.begin;
-                                               if (row < begin || row >= end) continue;
-                                               Wide<T>* __restrict sum  = into.out + row * width;
-                                               const T* __restrict more = dy + static_cast<std::int64_t>(i) * width;
-                                               cpu::with_best(more, width, sum, add_row);
-                                             }
-                                           });
+                            const auto sum_rows = [&](std::int64_t begin, std::int64_t end) {
+                              begin_sum(into, begin * width, end * width);
+                              for (std::size_t i = 0; i < tokens.size(); ++i) {
+                                const std::int64_t row = tokens[i] - shard.begin;
+                                if (row < begin || row >= end) continue;
+                                Wide<T>* __restrict sum  = into.out + row * width;
+                                const T* __restrict more = dy + static_cast<std::int64_t>(i) * width;
+                                cpu::with_best(more, width, sum, add_row);
+                              }
+                            };
+                            for_table_rows(context, shard.size, width, sum_rows);
                           });
                     }});
   return y;
