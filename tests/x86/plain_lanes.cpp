@@ -33,7 +33,9 @@ struct PlainLanes : PackEights {
     return each([&](int i) { return __builtin_fmaf(a.at[i], b.at[i], c.at[i]); });
   }
   static constexpr int rows_from_memory = 4;
-  static Vector multiply_add_all(const float& a, const Vector& b, const Vector& c) { return multiply_add(all(a), b, c); }
+  static Vector multiply_add_all(const float& a, const Vector& b, const Vector& c) {
+    return multiply_add(all(a), b, c);
+  }
   static Mask mask(std::int64_t lanes) { return lanes; }
 
  private:

@@ -112,6 +112,8 @@ bool sg::testing::x86::check_products() {
                                {25, 270, 1030},
                                {250, 40, 257},
                                {9, 900, 20},
+                               {7, 1100, 300},
+                               {240, 1024, 128},
                                {11, 31, 512},
                                {150, 130, 21}}) {
       for (const Stored a : {Stored::rows, Stored::columns, Stored::apart}) {

@@ -240,9 +240,9 @@ void multiply(const Gemm<T, Sum>& problem, const Range& range, GemmKernel kernel
   own_tile(problem, range);
 }
 
-// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that. Tiles are for 64 threads;
-// of f32, two for each, so that threads which are not equally fast end at about the same time. Kernels for bf16 lose more
-// in small tiles.
+// Our kernels give an element the same bits in a larger tile. A BLAS does not guarantee that. There are tiles for 64
+// threads. Products of f32 have two for each of them, because threads are not equally fast; kernels for bf16 would lose
+// more in small tiles.
 template <class T>
 cpu::GemmCut cut_of(std::int64_t m, std::int64_t n, GemmKernel kernel) {
   const bool ours_first = !cpu::cblas_first() && std::same_as<Wide<T>, float> && cpu::best_kernel() != GemmKernel::own;

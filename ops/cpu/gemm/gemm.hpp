@@ -28,21 +28,21 @@ struct Gemm {
 // `own` is portable C++ and always available: each element is a sum over k in blocks of fixed length, in order, and its
 // bits depend only on its row, its column and k. `neon`, `sve`, `avx2` and `avx512` are our kernels for 64-bit Arm and
 // x86-64, for all types but f64. The same holds for them, except that they add the blocks of k to the base one by one.
-// `avx2` and `avx512` give the same bits, and `sve` gives its bits with vectors of any length. `neon_bf16`, `avx512_bf16`
-// and `amx` multiply bf16 by instructions for it, each with its own bits (ops/cpu/gemm/gemm_bf16.hpp); for other types
-// they are `neon` and `avx512`. Where one is not available or does not support the type, `own` is used. `fastest` is the
-// best one that the machine has for the type, else the CBLAS found at configure time for the types it supports; the CBLAS
-// comes first if it was requested by name.
+// `avx2` and `avx512` give the same bits; `sve` gives others, the same with vectors of any length. `neon_bf16`,
+// `avx512_bf16` and `amx` multiply bf16 by instructions for it, each with its own bits (ops/cpu/gemm/gemm_bf16.hpp);
+// for other types they are `neon` and `avx512`. Where one is not available or does not support the type, `own` is used.
+// `fastest` is the best one that the machine has for the type, else the CBLAS found at configure time for the types it
+// supports; the CBLAS comes first if it was requested by name.
 enum class GemmKernel : std::uint8_t { fastest, neon, neon_bf16, sve, avx2, avx512, avx512_bf16, amx, own };
 [[nodiscard]] bool has(GemmKernel kernel) noexcept;  // this machine and this build
 // "blis", "openblas", "neon", "sve", "avx2", "avx512" or "own": the fastest one, for f32.
 [[nodiscard]] std::string_view gemm_library();
 
-// c is cut into tiles by its shape alone: halved again and again, until there are 64 (128 of f32) or they are small. The
-// tiles may be computed in any order on any threads, each once. They have almost equal sizes, and their number is a
-// power of two. In the order of their numbers, each aligned power of two of them is a rectangle, so neighbours can be
-// computed as one larger tile, which packs less. Each thread keeps up to 2 MiB of scratch for its tiles, and as much
-// again for bf16.
+// c is cut into tiles by its shape alone: halved again and again, until there are at least 64 (128 of f32) and none has
+// more than 2^20 elements, or they are small. A BLAS gets fewer, larger ones. The tiles may be computed in any order on
+// any threads, each once. They have almost equal sizes, and their number is a power of two. In the order of their
+// numbers, each aligned power of two of them is a rectangle, so neighbours can be computed as one larger tile, which
+// packs less. Each thread keeps up to 2 MiB of scratch for its tiles, and as much again for bf16.
 template <class T = float>
 [[nodiscard]] std::int64_t num_gemm_tiles(std::int64_t m, std::int64_t n, GemmKernel kernel = GemmKernel::fastest);
 // How many neighbouring tiles a thread should compute as one, if it has as many. 1 for a BLAS: its bits depend on the

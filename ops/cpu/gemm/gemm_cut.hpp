@@ -13,8 +13,8 @@ struct Range {
 // highest bit is that of the first cut. So each aligned power of two of neighbours is a rectangle.
 class GemmCut {
  public:
-  // Tiles that can be joined are cut further until there are 2^most_cuts or they are small. With 0 they cannot be joined
-  // and stay large, enough for few threads.
+  // Tiles that can be joined are cut further until there are 2^most_cuts or they are small. With 0 they cannot be
+  // joined and stay large, enough for few threads.
   GemmCut(std::int64_t m, std::int64_t n, int most_cuts);
   [[nodiscard]] std::int64_t num_tiles() const noexcept { return std::int64_t{1} << cuts_; }
   // How many neighbours make a large tile. Operands are packed again for each tile.

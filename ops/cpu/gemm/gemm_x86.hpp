@@ -8,8 +8,8 @@
 // nothing beyond this header: an inline function compiled for them could replace the one that older processors run.
 namespace stepgraph::cpu {
 
-// A thread's packed operands, in panels of the register block's rows and columns. Rows stay in the second-level cache,
-// and so do columns where it has 2 MiB.
+// A thread's packed operands, in panels of the register block's rows and columns. Both stay in a second-level cache of
+// 1 MiB.
 struct X86Blocks {
   static constexpr std::int64_t max_depth = 128, max_rows = 240, max_cols = 1024;
   alignas(64) float a[max_rows * max_depth];

@@ -23,8 +23,7 @@ struct X86Out {
   std::int64_t cols;  // columns that exist, where they are not all
 };
 
-// One register block over one block of k. `Lanes` has the vectors' operations. For its first `rows_from_memory` rows a
-// multiply-add reads the element of a itself: fewer instructions, and more loads. a is packed in panels of `width` rows;
+// One register block over one block of k. `Lanes` has the vectors' operations. a is packed in panels of `width` rows;
 // the first `rows` of them exist. If `in_place`, a is not packed: steps of k are adjacent, and its rows `stride_of_a`
 // apart. If not `whole`, only some columns exist. Lines of `ahead` are fetched meanwhile. Each element always gets the
 // same operations.
@@ -66,6 +65,8 @@ void multiply_panels(const float* a, std::int64_t stride_of_a, const float* b, s
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       const float& one = in_place ? starts[i / 3][i % 3 * stride_of_a + p] : starts[0][p * width + i];
+      // Multiply-adds of these rows read the element themselves: fewer instructions, and more loads. In place its
+      // address has an index, and then they are two instructions again.
       if (!in_place && i < Lanes::rows_from_memory) {
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; ++j) sum[i][j] = Lanes::multiply_add_all(one, right[j], sum[i][j]);

@@ -434,7 +434,8 @@ TEST_CASE("the thread of a kernel that waits for its last helper works on other 
   CHECK(helper == own);
 }
 
-TEST_CASE("a thread's share of tiles that may be joined is computed in few calls", "[engine][executor][threads]") {
+TEST_CASE("a thread's share of tiles that may be joined is computed in calls that become smaller",
+          "[engine][executor][threads]") {
   struct Case {
     int threads, num_tiles, joined;
     std::vector<std::int64_t> sizes;
@@ -444,7 +445,8 @@ TEST_CASE("a thread's share of tiles that may be joined is computed in few calls
         {2, 64, 16, {16, 16, 16, 16}},
         {3, 64, 32, {1, 1, 1, 1, 1, 1, 3, 3, 3, 5, 6, 6, 10, 11, 11}},
         {4, 64, 16, {1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 8, 8, 8, 8}},
-        {4, 64, 12, {1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 8, 8, 8, 8}},
+        {4, 128, 32, {2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 8, 8, 8, 8, 16, 16, 16, 16}},
+        {4, 64, 4, {1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}},
         {8, 64, 16, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4}},
         {1, 64, 16, {64}},
         {2, 2, 1, {1, 1}},
