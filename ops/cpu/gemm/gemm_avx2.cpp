@@ -22,7 +22,6 @@ struct EightLanes : PackEights {
     return c;
   }
   static constexpr int rows_from_memory = 0;  // no instruction for it
-  static Vector multiply_add_all(const float& a, Vector b, Vector c) { return multiply_add(all(a), b, c); }
   static Mask mask(std::int64_t lanes) {  // the first `lanes`; may be negative or too large
     const int count = static_cast<int>(lanes < 0 ? 0 : least(lanes, size));
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -22,8 +22,8 @@ struct SixteenLanes : PackLines {
     asm("vfmadd231ps %1, %2, %0" : "+v"(c) : "v"(a), "v"(b));
     return c;
   }
-  // The same with `a` in all lanes. With all 12 rows a step would have 26 loads for 24 multiply-adds, and loads would
-  // limit the speed. With none it has more instructions, and two threads of a core share the slots for them.
+  // The same with `a` in all lanes. Each row of a register block that uses it saves an instruction and costs a load. 4 to
+  // 6 rows were fastest; with 10 or 12 loads limit the speed.
   static constexpr int rows_from_memory = 4;
   static Vector multiply_add_all(const float& a, Vector b, Vector c) {
     asm("vfmadd231ps %1%{1to16%}, %2, %0" : "+v"(c) : "m"(a), "v"(b));

@@ -67,10 +67,12 @@ void multiply_panels(const float* a, std::int64_t stride_of_a, const float* b, s
       const float& one = in_place ? starts[i / 3][i % 3 * stride_of_a + p] : starts[0][p * width + i];
       // Multiply-adds of these rows read the element themselves: fewer instructions, and more loads. In place its
       // address has an index, and then they are two instructions again.
-      if (!in_place && i < Lanes::rows_from_memory) {
+      if constexpr (!in_place && Lanes::rows_from_memory > 0) {
+        if (i < Lanes::rows_from_memory) {
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; ++j) sum[i][j] = Lanes::multiply_add_all(one, right[j], sum[i][j]);
-        continue;
+          for (int j = 0; j < vectors; ++j) sum[i][j] = Lanes::multiply_add_all(one, right[j], sum[i][j]);
+          continue;
+        }
       }
       const V left = Lanes::all(one);
 #pragma GCC unroll 4

@@ -324,7 +324,14 @@ TEST_CASE("kernels for one kind of processor fuse each product with its sum, and
   const auto kernel = GENERATE(from_range(our_kernels()));
   if (kernel == sg::GemmKernel::own) return;
   const auto [m, n, k]    = GENERATE(table<std::int64_t, std::int64_t, std::int64_t>(
-      {{1, 1, 1}, {13, 33, 9}, {25, 270, 1030}, {11, 31, 512}, {37, 300, 513}, {250, 40, 257}, {7, 1100, 300}}));
+      {{1, 1, 1},
+       {13, 33, 9},
+       {25, 270, 1030},
+       {11, 31, 512},
+       {37, 300, 513},
+       {250, 40, 257},
+       {9, 900, 20},
+       {7, 1100, 300}}));
   const bool a_transposed = GENERATE(false, true), b_transposed = GENERATE(false, true);
   CAPTURE(m, n, k, a_transposed, b_transposed, static_cast<int>(kernel));
   const Problem<float> problem{m, n, k, a_transposed, b_transposed};
