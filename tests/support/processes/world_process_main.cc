@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -143,6 +144,9 @@ int aborts(sg::ProcessWorld& world, long times) {
 int main(int argc, char** argv) {
   const std::string backend = argc > 1 ? argv[1] : "", task = argc > 2 ? argv[2] : "";
   const long argument = argc > 3 ? std::atol(argv[3]) : 0;
+  // mpirun sends SIGTERM to all processes when one has ended. They report why first, and end by themselves, as those of
+  // the stepgraph command do.
+  if (backend == "mpi") std::signal(SIGTERM, SIG_IGN);
   sg::InitOptions options;
   if (const char* const timeout = std::getenv("TIMEOUT_MS"); timeout != nullptr)
     options.world.timeout = std::chrono::milliseconds(std::atol(timeout));
