@@ -147,7 +147,7 @@ TEST_CASE("a process of an MPI world that is killed is named by all others, whic
   const TempFolder folder;
   JobRun::Variables variables = mpi_variables(folder);
   // Once one process has ended, mpirun gives the others one second by default: on a busy machine too few to report.
-  variables["OMPI_MCA_odls_base_sigkill_timeout"] = "10";
+  variables["OMPI_MCA_odls_base_sigkill_timeout"] = "4";
   JobRun job(mpirun(4, {world_process_path(), "mpi", "sums", "100000000"}), variables);
   std::map<int, pid_t> processes;
   for (const auto until = std::chrono::steady_clock::now() + a_wait;
