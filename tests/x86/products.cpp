@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +20,14 @@ void multiply_plain_lanes(X86Blocks& packed, const PanelProduct<float>& product)
 }
 
 namespace {
+
+// Adds the products of `depth` values of a with as many rows of b to the sums of n columns, in the order of the rows.
+[[gnu::target_clones("fma", "default")]] void add_products(const float* a, std::int64_t depth, const float* b,
+                                                           std::int64_t n, float* sums) {
+  for (std::int64_t p = 0; p < depth; ++p) {
+    for (std::int64_t j = 0; j < n; ++j) sums[j] = __builtin_fmaf(a[p], b[p * n + j], sums[j]);
+  }
+}
 
 // The number of elements whose bits are wrong. `extras`: bit 0 a base, bit 1 in place, bit 2 a bias, bit 3 factors.
 // Tiles are computed `at_once` in a call.
@@ -46,18 +53,30 @@ int wrong(sg::GemmKernel kernel, const Shape& shape, Stored of_a, Stored of_b, i
   const std::int64_t blocks = (k + 127) / 128, length = ((k + blocks - 1) / blocks + 3) / 4 * 4;
   // With factors of 2 bytes the whole sum is computed first.
   const bool sum_first = sizeof(T) == 2 && (biased || scaled);
+  std::vector<float> row_of_a(static_cast<std::size_t>(k)), rows_of_b(static_cast<std::size_t>(k * n));
+  for (std::int64_t p = 0; p < k; ++p) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      rows_of_b[static_cast<std::size_t>(p * n + j)] =
+          sg::wide(gemm.b.data[p * gemm.b.row_stride + j * gemm.b.col_stride]);
+    }
+  }
+  std::vector<float> sums(static_cast<std::size_t>(n)), parts(sums.size());
   for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t p = 0; p < k; ++p)
+      row_of_a[static_cast<std::size_t>(p)] = sg::wide(gemm.a.data[i * gemm.a.row_stride + p * gemm.a.col_stride]);
+    for (std::int64_t first = 0; first < k; first += length) {
+      std::fill(parts.begin(), parts.end(), 0.0F);
+      add_products(row_of_a.data() + first, std::min(length, k - first), rows_of_b.data() + first * n, n, parts.data());
+      for (std::int64_t j = 0; j < n; ++j) {
+        const auto at    = static_cast<std::size_t>(i * stride + j);
+        const float part = parts[static_cast<std::size_t>(j)];
+        float& sum       = sums[static_cast<std::size_t>(j)];
+        sum              = first > 0 ? sum + part : adds && !sum_first ? base[at] + part : part;
+      }
+    }
     for (std::int64_t j = 0; j < n; ++j) {
       const auto at = static_cast<std::size_t>(i * stride + j);
-      float sum     = 0;
-      for (std::int64_t first = 0; first < k; first += length) {
-        float part = 0;
-        for (std::int64_t p = first; p < std::min(k, first + length); ++p) {
-          part = std::fma(sg::wide(gemm.a.data[i * gemm.a.row_stride + p * gemm.a.col_stride]),
-                          sg::wide(gemm.b.data[p * gemm.b.row_stride + j * gemm.b.col_stride]), part);
-        }
-        sum = first > 0 ? sum + part : adds && !sum_first ? base[at] + part : part;
-      }
+      float sum     = sums[static_cast<std::size_t>(j)];
       if (biased) sum += sg::wide(bias[static_cast<std::size_t>(j)]);
       if (adds && sum_first) sum = base[at] + sum;
       expected[at] = scaled ? sum * sg::wide(times[at]) : sum;
