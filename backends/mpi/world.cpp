@@ -29,6 +29,7 @@ void check(int code, const char* doing) {
 // Whether this process may read the memory of another one, as Open MPI does for messages between processes of one
 // machine. Containers can forbid it; Open MPI then complains about each message and takes a slow path.
 bool may_read_other_memory() {
+  static const int theirs = 1;  // static: the child has it from its start
   std::array<int, 2> ready{};
   if (::pipe2(ready.data(), O_CLOEXEC) != 0) return false;
   const pid_t child = ::fork();
@@ -40,9 +41,9 @@ bool may_read_other_memory() {
   }
   bool may = false;
   if (child > 0) {
-    int theirs = 0, mine = 1;
-    const iovec to{&mine, sizeof mine}, from{&theirs, sizeof theirs};
-    may = ::process_vm_readv(child, &to, 1, &from, 1, 0) == static_cast<ssize_t>(sizeof mine) && mine == 0;
+    int mine = 0;
+    const iovec to{&mine, sizeof mine}, from{const_cast<int*>(&theirs), sizeof theirs};
+    may = ::process_vm_readv(child, &to, 1, &from, 1, 0) == static_cast<ssize_t>(sizeof mine) && mine == theirs;
   }
   ::close(ready[0]);
   ::close(ready[1]);

@@ -7,6 +7,9 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+#include "tests/support/processes/killed_child.hpp"
+
+namespace sg  = stepgraph;
 namespace cli = stepgraph::cli;
 
 namespace {
@@ -14,7 +17,7 @@ namespace {
 // The signal that ends a child process which runs `work`; 0: it exits by itself.
 template <class Work>
 int ending_signal(const Work& work) {
-  const pid_t child = fork();
+  const pid_t child = sg::testing::fork_when_quiet();
   if (child == 0) {
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);

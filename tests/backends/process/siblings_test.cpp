@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backends/process/secret.hpp"
+#include "tests/support/processes/killed_child.hpp"
 
 namespace sg = stepgraph;
 
@@ -16,7 +17,7 @@ TEST_CASE("a process sees which others of its job are gone or stopped", "[backen
   const std::string job = sg::random_secret().substr(0, 16);
   const sg::Siblings first(job, 0, 3);
   CHECK(first.missing() == "rank 1 is gone or has not started, rank 2 is gone or has not started");
-  const pid_t child = ::fork();
+  const pid_t child = sg::testing::fork_when_quiet();
   if (child == 0) {
     const sg::Siblings second(job, 1, 3);
     ::raise(SIGSTOP);

@@ -10,11 +10,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <span>
 #include <stdexcept>
+#include <string>
+#include <thread>
 
 namespace stepgraph::testing {
 namespace {
@@ -49,10 +55,29 @@ Ended ended(int status) {
   return WEXITSTATUS(status) == 0 ? Ended::done : Ended::failed;
 }
 
+// Whether all other threads of this process sleep.
+bool others_sleep() {
+  const std::string own = std::to_string(gettid());
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == own) continue;
+    std::ifstream file(task.path() / "stat");
+    const std::string text(std::istreambuf_iterator<char>(file), {});  // "id (name) state ..."; empty if it has ended
+    const std::size_t name_end = text.rfind(") ");
+    if (name_end != text.npos && text[name_end + 2] != 'S') return false;
+  }
+  return true;
+}
+
 }  // namespace
 
+pid_t fork_when_quiet() {
+  for (int attempt = 0; attempt < 2000 && !others_sleep(); ++attempt)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return fork();
+}
+
 Ended run_killed_at(int call, const std::function<void()>& work) {
-  const pid_t child = fork();
+  const pid_t child = fork_when_quiet();
   if (child == 0) {
     if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(2);
     raise(SIGSTOP);
@@ -72,7 +97,7 @@ Ended run_killed_at(int call, const std::function<void()>& work) {
 }
 
 int start_child(const std::function<void()>& work) {
-  const pid_t child = fork();
+  const pid_t child = fork_when_quiet();
   if (child == 0) run_and_exit(work);
   return child;
 }

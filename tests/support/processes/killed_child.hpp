@@ -1,7 +1,13 @@
 #pragma once
+#include <sys/types.h>
+
 #include <functional>
 
 namespace stepgraph::testing {
+
+// fork(), when all other threads of this process sleep. The child keeps locks as they are at that moment, and one
+// of AddressSanitizer's allocator is held while a thread ends. Threads of TBB end some time after the last arena.
+[[nodiscard]] pid_t fork_when_quiet();
 
 enum class Ended { killed, done, failed };  // failed: it threw
 
