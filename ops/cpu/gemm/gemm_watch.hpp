@@ -24,8 +24,8 @@ void watch_matrix(const Matrix<T>& matrix, std::int64_t rows, std::int64_t cols)
   }
 }
 
-// The same for a range of the product: files of kernels are compiled without ThreadSanitizer, and a BLAS always is. Of the
-// ranges that read an element, the first in its row or column tells: the others read it in the same node.
+// The same for a range of the product: files of kernels are compiled without ThreadSanitizer, and a BLAS always is.
+// Several ranges read the same operands, in one node: the first in a row or column of ranges tells.
 template <class T, class Sum>
 void watch(const Gemm<T, Sum>& problem, const Range& at) {
   const auto cols = static_cast<std::size_t>(at.cols);
