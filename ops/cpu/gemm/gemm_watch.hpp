@@ -25,12 +25,11 @@ void watch_matrix(const Matrix<T>& matrix, std::int64_t rows, std::int64_t cols)
 }
 
 // The same for a range of the product: files of kernels are compiled without ThreadSanitizer, and a BLAS always is.
-// Several ranges read the same operands, in one node: the first in a row or column of ranges tells.
 template <class T, class Sum>
 void watch(const Gemm<T, Sum>& problem, const Range& at) {
   const auto cols = static_cast<std::size_t>(at.cols);
-  if (at.col == 0) watch_matrix(from_row(problem.a, at.row), at.rows, problem.k);
-  if (at.row == 0) watch_matrix(from_col(problem.b, at.col), problem.k, at.cols);
+  watch_matrix(from_row(problem.a, at.row), at.rows, problem.k);
+  watch_matrix(from_col(problem.b, at.col), problem.k, at.cols);
   if (problem.bias != nullptr) watch_read(problem.bias + at.col, cols * sizeof(T));
   for (std::int64_t row = at.row; row < at.row + at.rows; ++row) {
     const std::int64_t first = row * problem.c_stride + at.col;
