@@ -231,7 +231,7 @@ TEST_CASE("an include against the order is reported", "[rooms]") {
       {"engine/graph/a.hpp", "#include \"graphs/plan/plan.hpp\"", "engine/ must not include graphs/"},
       {"ops/a.cpp", "#include \"backends/loopback/world.hpp\"", "ops/ must not include backends/"},
       {"graphs/step/a.cpp", "#include \"backends/loopback/world.hpp\"", "graphs/ must not include backends/"},
-      {"backends/cuda/a.cpp", "#include \"ops/linear.hpp\"", "backends/ must not include ops/"},
+      {"backends/cuda/a.cpp", "#include \"ops/layers/linear.hpp\"", "backends/ must not include ops/"},
       {"engine/base/a.hpp", "#include \"engine/graph/graph.hpp\"", "engine/base/ must not include engine/graph/"},
       {"engine/look/a.cpp", "#include \"engine/draw/dot.hpp\"", "engine/look/ must not include engine/draw/"},
       {"graphs/plan/a.hpp", "  #  include \"graphs/step/a.hpp\"", "graphs/plan/ must not include graphs/step/"},

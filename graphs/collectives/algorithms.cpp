@@ -14,7 +14,7 @@
 #include "engine/simulate/simulate.hpp"
 #include "graphs/collectives/emitter.hpp"
 #include "graphs/collectives/rounds.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace stepgraph {
 namespace {

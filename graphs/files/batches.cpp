@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "engine/base/error.hpp"
-#include "ops/cross_entropy.hpp"
+#include "ops/layers/cross_entropy.hpp"
 #include "ops/tape/counter_random.hpp"
 
 namespace stepgraph {

@@ -18,7 +18,8 @@ struct DataSpec {
   friend bool operator==(const DataSpec&, const DataSpec&) = default;
 };
 
-// The sequences of one step, end to end. Targets that do not count are -1 (ignored_target of ops/cross_entropy.hpp).
+// The sequences of one step, end to end. Targets that do not count are -1 (ignored_target of
+// ops/layers/cross_entropy.hpp).
 struct Batch {
   std::vector<std::int32_t> inputs  = {};  // global * seq
   std::vector<std::int32_t> targets = {};

@@ -7,7 +7,7 @@
 #include "engine/base/error.hpp"
 #include "engine/base/words.hpp"
 #include "graphs/files/json_value.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 
 namespace stepgraph {
 namespace {

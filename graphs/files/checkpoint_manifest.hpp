@@ -62,7 +62,7 @@ struct CheckpointPart {
   std::int64_t first  = 0;
   std::int64_t last   = 0;
   std::int64_t offset = 0;  // of its first byte in the file
-  // ops/hash.hpp: of each block of `checkpoint_block_bytes` bytes, counted from the part's first byte.
+  // ops/transfers/hash.hpp: of each block of `checkpoint_block_bytes` bytes, counted from the part's first byte.
   std::vector<std::uint64_t> hashes                                    = {};
   friend bool operator==(const CheckpointPart&, const CheckpointPart&) = default;
 

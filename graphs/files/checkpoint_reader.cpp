@@ -9,7 +9,7 @@
 #include "graphs/files/files.hpp"
 #include "graphs/files/parallel_tasks.hpp"
 #include "graphs/files/tensor_box.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 
 namespace stepgraph {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "engine/base/error.hpp"
-#include "ops/collectives.hpp"
-#include "ops/reduce.hpp"
 #include "ops/tape/streams.hpp"
+#include "ops/transfers/collectives.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph {
 namespace {

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "graphs/models/model.hpp"
-#include "ops/activation.hpp"
+#include "ops/layers/activation.hpp"
 
 namespace stepgraph {
 

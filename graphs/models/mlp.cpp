@@ -3,9 +3,9 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/huggingface.hpp"
 #include "graphs/models/weights.hpp"
-#include "ops/embedding.hpp"
-#include "ops/linear.hpp"
-#include "ops/residual.hpp"
+#include "ops/layers/embedding.hpp"
+#include "ops/layers/linear.hpp"
+#include "ops/layers/residual.hpp"
 #include "ops/tape/tensor_parallel.hpp"
 
 namespace stepgraph {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/compress.hpp"
+#include "ops/transfers/compress.hpp"
 
 // What lies in host memory or on disk instead of in device memory, as data: the section `offload` of a config. Budgets
 // are bytes of one rank; 0 is no limit.

@@ -18,7 +18,7 @@
 #include "graphs/plan/offload_plan.hpp"
 #include "graphs/predict/trials.hpp"
 #include "graphs/train/trainer.hpp"
-#include "ops/clear.hpp"
+#include "ops/transfers/clear.hpp"
 
 namespace stepgraph::trials {
 namespace {

@@ -106,7 +106,7 @@ OffloadRates offload_rates(const Calibration& calibration) {
     if (found > 0) rate = found;
   };
   // A copy reads and writes its bytes. An update has 15 flops for each element, and reads and writes f32 weights and
-  // moments, an f32 gradient and the rounded weight (ops/optimizer.cpp).
+  // moments, an f32 gradient and the rounded weight (ops/updates/optimizer.cpp).
   set(rates.h2d_bytes_per_s, rate_of(calibration, "h2d", 0, 2 * copied, copied, LaneKind::h2d));
   set(rates.d2h_bytes_per_s, rate_of(calibration, "d2h", 0, 2 * copied, copied, LaneKind::d2h));
   set(rates.host_elements_per_s,

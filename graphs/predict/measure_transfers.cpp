@@ -10,8 +10,8 @@
 #include "engine/run/device.hpp"
 #include "engine/run/executor.hpp"
 #include "graphs/predict/trials.hpp"
-#include "ops/offload_copy.hpp"
-#include "ops/optimizer.hpp"
+#include "ops/transfers/offload_copy.hpp"
+#include "ops/updates/optimizer.hpp"
 
 namespace stepgraph::trials {
 namespace {
@@ -157,7 +157,7 @@ class TransferLab {
   std::shared_ptr<Memory> memory_;
 };
 
-// The cost of a node: as ops/offload_copy.cpp and ops/optimizer.cpp count it.
+// The cost of a node: as ops/transfers/offload_copy.cpp and ops/updates/optimizer.cpp count it.
 RatePoint point_of(const Work& work, double seconds) {
   const auto size = static_cast<double>(work.size);
   if (work.lane != LaneKind::host) return {0, 2 * size, seconds, seconds};

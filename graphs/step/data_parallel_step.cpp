@@ -7,8 +7,8 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/step/builder/part_node.hpp"
-#include "ops/collectives.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/collectives.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph {
 namespace {

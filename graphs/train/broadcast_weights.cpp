@@ -10,9 +10,9 @@
 #include "engine/run/packed.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/step/offload/homes.hpp"
-#include "ops/collectives.hpp"
-#include "ops/hash.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/collectives.hpp"
+#include "ops/transfers/hash.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph {
 namespace {

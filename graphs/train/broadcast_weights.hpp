@@ -9,11 +9,11 @@
 // its own, which runs once on the step's memory.
 namespace stepgraph {
 
-// A graph that hashes (ops/hash.hpp) and compares all weights and optimizer state that several data-parallel ranks
-// have: whole tensors on all of them; with hybrid sharding also shards, on the ranks at the same place in their shard
-// groups. The hashes are gathered over those ranks, and a node of every rank compares them with the first member's.
-// Where one differs, the run fails and names weight and rank. With `broadcast`, the first member (the lowest dp, with
-// the rank's tp and pp) broadcasts each tensor before.
+// A graph that hashes (ops/transfers/hash.hpp) and compares all weights and optimizer state that several data-parallel
+// ranks have: whole tensors on all of them; with hybrid sharding also shards, on the ranks at the same place in their
+// shard groups. The hashes are gathered over those ranks, and a node of every rank compares them with the first
+// member's. Where one differs, the run fails and names weight and rank. With `broadcast`, the first member (the lowest
+// dp, with the rank's tp and pp) broadcasts each tensor before.
 struct WeightsGraph {
   Graph graph;
   std::vector<SameBytes> same = {};  // its buffers that use the step's bytes

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "graphs/train/trainer.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph {
 namespace {

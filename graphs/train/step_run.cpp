@@ -16,7 +16,7 @@
 #include "graphs/models/parallel_ranges.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/train/checkpoint/tensor_assembly.hpp"
-#include "ops/cross_entropy.hpp"
+#include "ops/layers/cross_entropy.hpp"
 
 namespace stepgraph {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/device.hpp"
-#include "ops/compress.hpp"
+#include "ops/transfers/compress.hpp"
 
 namespace stepgraph {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/step/asynchronous.hpp"
-#include "ops/cross_entropy.hpp"
+#include "ops/layers/cross_entropy.hpp"
 
 namespace stepgraph {
 namespace {

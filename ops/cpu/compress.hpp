@@ -3,10 +3,10 @@
 #include <cstdint>
 
 #include "engine/base/types.hpp"
-#include "ops/compress.hpp"
+#include "ops/transfers/compress.hpp"
 
-// Kernels of ops/compress.hpp, where the layout of packed ranges is described. Raw ranges are aligned to their
-// elements, packed ones to packed_alignment.
+// Kernels of ops/transfers/compress.hpp, where the layout of packed ranges is described. Raw ranges are aligned to
+// their elements, packed ones to packed_alignment.
 namespace stepgraph::cpu {
 
 // Elements [begin, end) of a range; `begin` is a multiple of compress_tile. Not for lossless.

@@ -3,9 +3,9 @@
 #include <cstdint>
 
 #include "engine/run/device.hpp"
-#include "ops/compress.hpp"
+#include "ops/transfers/compress.hpp"
 
-// Kernels of ops/compress.hpp on a device, with the bits of those for CPUs. Not for none and lossless.
+// Kernels of ops/transfers/compress.hpp on a device, with the bits of those for CPUs. Not for none and lossless.
 namespace stepgraph::cuda {
 
 void compress_elements(const DeviceQueue& queue, Compression kind, DType type, const std::byte* raw, std::byte* packed,

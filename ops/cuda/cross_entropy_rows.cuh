@@ -11,7 +11,7 @@ inline constexpr int most_threads     = 512;
 inline constexpr int most_warps       = most_threads / 32;
 inline constexpr int packs_at_once    = 4;  // per thread: all loads are issued before the first is used
 inline constexpr unsigned whole_warp  = 0xffffffffu;
-inline constexpr std::int32_t ignored = -1;  // ignored_target of ops/cross_entropy.hpp
+inline constexpr std::int32_t ignored = -1;  // ignored_target of ops/layers/cross_entropy.hpp
 
 // The type in which a thread sums exponentials: float has enough bits for 2-byte types.
 template <class N>

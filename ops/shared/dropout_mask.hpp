@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/dropout.hpp"
+#include "ops/layers/dropout.hpp"
 #include "ops/tape/counter_random.hpp"
 #include "ops/tape/tape.hpp"
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <string_view>
 
-#include "ops/attention.hpp"
+#include "ops/layers/attention.hpp"
 
 // Shared by ops on packed heads. Internal to ops/.
 namespace stepgraph {

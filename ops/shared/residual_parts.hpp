@@ -9,7 +9,7 @@
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/device_drop.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/residual.hpp"
+#include "ops/layers/residual.hpp"
 #include "ops/tape/op_checks.hpp"
 
 // Shared by `residual` and `residual_norm`. Internal to ops/.

@@ -10,8 +10,8 @@
 #include "backends/cuda/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/run/executor.hpp"
-#include "ops/convert.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/convert.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;

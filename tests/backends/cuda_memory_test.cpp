@@ -4,8 +4,8 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/executor.hpp"
-#include "ops/clear.hpp"
-#include "ops/offload_copy.hpp"
+#include "ops/transfers/clear.hpp"
+#include "ops/transfers/offload_copy.hpp"
 #include "tests/support/ops/device_case.hpp"
 
 #if defined(STEPGRAPH_WITH_CUDA)

@@ -10,7 +10,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace sg = stepgraph;
 

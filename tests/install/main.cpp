@@ -15,7 +15,7 @@
 #include "engine/simulate/simulate.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/collectives/algorithms.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace sg = stepgraph;
 

@@ -5,7 +5,7 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace stepgraph {
 namespace {

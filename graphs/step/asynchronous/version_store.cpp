@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "engine/base/error.hpp"
-#include "ops/apply_update.hpp"
+#include "ops/updates/apply_update.hpp"
 
 namespace stepgraph {
 namespace {

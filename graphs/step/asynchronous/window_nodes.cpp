@@ -4,7 +4,7 @@
 
 #include "engine/run/context.hpp"
 #include "graphs/step/asynchronous/window_builder.hpp"
-#include "ops/apply_update.hpp"
+#include "ops/updates/apply_update.hpp"
 
 namespace stepgraph {
 namespace {

@@ -2,9 +2,9 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
-#include "ops/cross_entropy.hpp"
-#include "ops/reduce.hpp"
-#include "ops/scaled_sum.hpp"
+#include "ops/layers/cross_entropy.hpp"
+#include "ops/transfers/reduce.hpp"
+#include "ops/updates/scaled_sum.hpp"
 
 namespace stepgraph {
 

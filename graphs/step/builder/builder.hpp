@@ -12,7 +12,7 @@
 #include "graphs/step/builder/setup.hpp"
 #include "graphs/step/builder/weight_storage.hpp"
 #include "graphs/step/shard/shard_nodes.hpp"
-#include "ops/cross_entropy.hpp"
+#include "ops/layers/cross_entropy.hpp"
 #include "ops/tape/tape.hpp"
 
 // Builds the nodes of one rank of a step: internal to graphs/. Each rank is built from its own row of the schedule, so

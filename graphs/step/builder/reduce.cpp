@@ -3,10 +3,10 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/step/builder/builder.hpp"
-#include "ops/clear.hpp"
-#include "ops/convert.hpp"
-#include "ops/reduce.hpp"
 #include "ops/tape/streams.hpp"
+#include "ops/transfers/clear.hpp"
+#include "ops/transfers/convert.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph {
 namespace {

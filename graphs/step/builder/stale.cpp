@@ -8,8 +8,8 @@
 #include <map>
 
 #include "graphs/step/builder/builder.hpp"
-#include "ops/loss_scale.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/reduce.hpp"
+#include "ops/updates/loss_scale.hpp"
 
 namespace stepgraph {
 namespace {

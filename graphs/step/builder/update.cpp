@@ -7,12 +7,12 @@
 #include "graphs/models/weights.hpp"
 #include "graphs/step/builder/builder.hpp"
 #include "graphs/step/offload/choose.hpp"
-#include "ops/clear.hpp"
-#include "ops/convert.hpp"
-#include "ops/loss_scale.hpp"
-#include "ops/optimizer.hpp"
-#include "ops/reduce.hpp"
 #include "ops/tape/streams.hpp"
+#include "ops/transfers/clear.hpp"
+#include "ops/transfers/convert.hpp"
+#include "ops/transfers/reduce.hpp"
+#include "ops/updates/loss_scale.hpp"
+#include "ops/updates/optimizer.hpp"
 
 namespace stepgraph {
 

@@ -4,7 +4,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/builder/builder.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph {
 namespace {

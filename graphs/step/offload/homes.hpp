@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/graph/graph.hpp"
-#include "ops/compress.hpp"
+#include "ops/transfers/compress.hpp"
 
 // Where the bytes of offloaded buffers lie: data that the pass with_homes is given.
 namespace stepgraph {

@@ -4,8 +4,8 @@
 
 #include "engine/base/error.hpp"
 #include "engine/run/storage.hpp"
-#include "ops/clear.hpp"
-#include "ops/offload_copy.hpp"
+#include "ops/transfers/clear.hpp"
+#include "ops/transfers/offload_copy.hpp"
 
 namespace stepgraph::offload {
 namespace {

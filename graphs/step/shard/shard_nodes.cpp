@@ -2,7 +2,7 @@
 
 #include "engine/base/error.hpp"
 #include "graphs/step/builder/part_node.hpp"
-#include "ops/clear.hpp"
+#include "ops/transfers/clear.hpp"
 
 namespace stepgraph {
 namespace {

@@ -13,7 +13,7 @@
 #include "engine/verify/verify.hpp"
 #include "graphs/files/parallel_tasks.hpp"
 #include "graphs/train/step_run.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 
 namespace stepgraph {
 namespace {

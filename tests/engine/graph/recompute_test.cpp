@@ -14,7 +14,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 #include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;

@@ -8,7 +8,7 @@
 #include "engine/run/context.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 #include "tests/support/worlds/waiting_world.hpp"
 
 namespace sg = stepgraph;

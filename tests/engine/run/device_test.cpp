@@ -22,7 +22,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/run/streams.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 #include "tests/support/worlds/eager_world.hpp"
 
 namespace sg = stepgraph;

@@ -6,7 +6,7 @@
 
 #include "engine/simulate/simulate.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::WithinRel;

@@ -5,7 +5,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "engine/base/error.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 #include "tools/examples/sharded_step.hpp"
 
 namespace sg = stepgraph;

@@ -12,7 +12,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/layout/flat_shards.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 #include "tests/support/enumerators.hpp"
 #include "tests/support/ops/elements.hpp"
 #include "tests/support/scale.hpp"

@@ -6,7 +6,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/mlp.hpp"
 #include "graphs/models/model_folder.hpp"
-#include "ops/linear.hpp"
+#include "ops/layers/linear.hpp"
 #include "tests/support/temp_folder.hpp"
 #include "tests/support/training/short_training.hpp"
 

@@ -9,7 +9,7 @@
 #include "engine/run/streams.hpp"
 #include "engine/simulate/simulate.hpp"
 #include "graphs/step/training_step.hpp"
-#include "ops/offload_copy.hpp"
+#include "ops/transfers/offload_copy.hpp"
 #include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;

@@ -11,7 +11,7 @@
 #include "engine/base/error.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/train/trainer.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 #include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;

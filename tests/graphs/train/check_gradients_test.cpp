@@ -8,7 +8,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "graphs/models/mlp.hpp"
-#include "ops/linear.hpp"
+#include "ops/layers/linear.hpp"
 #include "ops/tape/tape.hpp"
 #include "tests/support/scale.hpp"
 #include "tests/support/training/short_training.hpp"

@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "ops/activation.hpp"
 #include "ops/cpu/norm.hpp"
 #include "ops/cpu/optimizer.hpp"
+#include "ops/layers/activation.hpp"
 #include "tests/support/ops/elements.hpp"
 #include "tests/support/ops/op_case.hpp"
 

@@ -12,7 +12,7 @@
 #include "backends/loopback/world.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/optimizer.hpp"
+#include "ops/updates/optimizer.hpp"
 
 namespace sg = stepgraph;
 

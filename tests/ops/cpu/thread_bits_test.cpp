@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "ops/activation.hpp"
-#include "ops/attention.hpp"
-#include "ops/cross_entropy.hpp"
-#include "ops/dropout.hpp"
-#include "ops/embedding.hpp"
-#include "ops/linear.hpp"
-#include "ops/norm.hpp"
-#include "ops/residual.hpp"
-#include "ops/residual_norm.hpp"
+#include "ops/layers/activation.hpp"
+#include "ops/layers/attention.hpp"
+#include "ops/layers/cross_entropy.hpp"
+#include "ops/layers/dropout.hpp"
+#include "ops/layers/embedding.hpp"
+#include "ops/layers/linear.hpp"
+#include "ops/layers/norm.hpp"
+#include "ops/layers/residual.hpp"
+#include "ops/layers/residual_norm.hpp"
 #include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"
 

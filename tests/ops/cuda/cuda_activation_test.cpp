@@ -1,7 +1,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-#include "ops/activation.hpp"
+#include "ops/layers/activation.hpp"
 #include "tests/support/ops/device_case.hpp"
 
 namespace sg = stepgraph;

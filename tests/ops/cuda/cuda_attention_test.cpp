@@ -6,11 +6,11 @@
 #include <ostream>
 #include <vector>
 
-#include "ops/attention.hpp"
 #include "ops/cuda/attention/dnn_attention.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/reduce.hpp"
-#include "ops/residual.hpp"
+#include "ops/layers/attention.hpp"
+#include "ops/layers/residual.hpp"
+#include "ops/transfers/reduce.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/elements.hpp"
 #include "tests/support/ops/op_case.hpp"

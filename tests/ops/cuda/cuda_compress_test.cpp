@@ -5,8 +5,8 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/run/executor.hpp"
-#include "ops/compress.hpp"
-#include "ops/offload_copy.hpp"
+#include "ops/transfers/compress.hpp"
+#include "ops/transfers/offload_copy.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/elements.hpp"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "ops/cross_entropy.hpp"
+#include "ops/layers/cross_entropy.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/elements.hpp"
 #include "tests/support/ops/op_case.hpp"

@@ -1,9 +1,9 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-#include "ops/attention.hpp"
-#include "ops/embedding.hpp"
-#include "ops/reduce.hpp"
+#include "ops/layers/attention.hpp"
+#include "ops/layers/embedding.hpp"
+#include "ops/transfers/reduce.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/elements.hpp"
 

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 #include "tests/support/ops/device_case.hpp"
 
 namespace sg = stepgraph;

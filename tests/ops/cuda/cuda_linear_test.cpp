@@ -1,8 +1,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-#include "ops/linear.hpp"
-#include "ops/residual.hpp"
+#include "ops/layers/linear.hpp"
+#include "ops/layers/residual.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/op_case.hpp"
 

@@ -1,8 +1,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-#include "ops/norm.hpp"
-#include "ops/residual_norm.hpp"
+#include "ops/layers/norm.hpp"
+#include "ops/layers/residual_norm.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/scale.hpp"
 

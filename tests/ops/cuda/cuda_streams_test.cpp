@@ -3,10 +3,10 @@
 
 #include "backends/loopback/world.hpp"
 #include "engine/run/executor.hpp"
-#include "ops/clear.hpp"
-#include "ops/convert.hpp"
-#include "ops/reduce.hpp"
-#include "ops/scaled_sum.hpp"
+#include "ops/transfers/clear.hpp"
+#include "ops/transfers/convert.hpp"
+#include "ops/transfers/reduce.hpp"
+#include "ops/updates/scaled_sum.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/elements.hpp"
 

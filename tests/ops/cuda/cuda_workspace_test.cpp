@@ -2,12 +2,12 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-#include "ops/attention.hpp"
-#include "ops/cross_entropy.hpp"
-#include "ops/embedding.hpp"
-#include "ops/linear.hpp"
-#include "ops/norm.hpp"
-#include "ops/residual_norm.hpp"
+#include "ops/layers/attention.hpp"
+#include "ops/layers/cross_entropy.hpp"
+#include "ops/layers/embedding.hpp"
+#include "ops/layers/linear.hpp"
+#include "ops/layers/norm.hpp"
+#include "ops/layers/residual_norm.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/op_case.hpp"
 #include "tests/support/scale.hpp"

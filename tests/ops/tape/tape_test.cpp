@@ -5,7 +5,7 @@
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
-#include "ops/linear.hpp"
+#include "ops/layers/linear.hpp"
 #include "tests/support/ops/op_case.hpp"
 
 namespace sg = stepgraph;

@@ -5,7 +5,7 @@
 
 #include "engine/graph/graph.hpp"
 #include "engine/run/memory.hpp"
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace stepgraph::testing {
 

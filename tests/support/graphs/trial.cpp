@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "engine/base/error.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph::testing {
 namespace {

@@ -16,7 +16,7 @@
 #include "engine/plan/memory_plan.hpp"
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/reduce.hpp"
+#include "ops/transfers/reduce.hpp"
 #include "tests/support/ops/device_case.hpp"
 #include "tests/support/ops/elements.hpp"
 #include "tests/support/scale.hpp"

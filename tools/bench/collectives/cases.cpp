@@ -3,7 +3,7 @@
 #include <bit>
 #include <cmath>
 
-#include "ops/collectives.hpp"
+#include "ops/transfers/collectives.hpp"
 
 namespace stepgraph::bench {
 namespace {

@@ -13,7 +13,7 @@
 #include "graphs/models/fresh_weights.hpp"
 #include "graphs/predict/calibration.hpp"
 #include "ops/cpu/gemm/gemm.hpp"
-#include "ops/linear.hpp"
+#include "ops/layers/linear.hpp"
 #include "tools/bench/training/training.hpp"
 #include "tools/stepgraph/processes/worlds.hpp"
 

@@ -15,7 +15,7 @@
 #include "engine/run/executor.hpp"
 #include "engine/verify/verify.hpp"
 #include "graphs/files/json_value.hpp"
-#include "ops/optimizer.hpp"
+#include "ops/updates/optimizer.hpp"
 #include "tools/bench/machine/floors.hpp"
 #include "tools/bench/memory/adam_copies.hpp"
 #include "tools/stepgraph/processes/worlds.hpp"

@@ -7,8 +7,8 @@
 #include "engine/graph/timeline.hpp"
 #include "engine/run/context.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/offload_copy.hpp"
-#include "ops/optimizer.hpp"
+#include "ops/transfers/offload_copy.hpp"
+#include "ops/updates/optimizer.hpp"
 
 namespace stepgraph::bench {
 namespace {

@@ -10,8 +10,8 @@
 #include "engine/look/analysis.hpp"
 #include "engine/look/trace.hpp"
 #include "engine/verify/verify.hpp"
-#include "ops/linear.hpp"
-#include "ops/reduce.hpp"
+#include "ops/layers/linear.hpp"
+#include "ops/transfers/reduce.hpp"
 
 namespace stepgraph::bench {
 namespace {

@@ -9,7 +9,7 @@
 #include "graphs/files/checkpoint_reader.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/models/model_folder.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 #include "tools/stepgraph/terminal/output.hpp"
 
 namespace stepgraph::cli {

@@ -11,7 +11,7 @@
 
 #include "engine/run/packed.hpp"
 #include "engine/run/peers.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 
 namespace stepgraph::cli {
 

@@ -8,7 +8,7 @@
 #include "engine/base/words.hpp"
 #include "engine/run/streams.hpp"
 #include "graphs/predict/offload_report.hpp"
-#include "ops/hash.hpp"
+#include "ops/transfers/hash.hpp"
 #include "tools/stepgraph/terminal/output.hpp"
 
 namespace stepgraph::cli {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/base/error.hpp"
-#include "ops/clear.hpp"
-#include "ops/optimizer.hpp"
+#include "ops/transfers/clear.hpp"
+#include "ops/updates/optimizer.hpp"
 
 namespace sg = stepgraph;
 
