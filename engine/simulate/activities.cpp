@@ -178,13 +178,17 @@ class Builder {
     }
     if (others < 1) return {overhead_s, point.alone_s};
     constexpr double least_s = std::numeric_limits<double>::min();  // a table between tiny times may give 0
-    return {overhead_s, std::max(point.busy_s, least_s), std::max(point.alone_s, least_s), others,
-            point.paired_s > 0 ? std::max(point.paired_s, least_s) : 0};
+    return {overhead_s,
+            std::max(point.busy_s, least_s),
+            std::max(point.alone_s, least_s),
+            others,
+            point.paired_s > 0 ? std::max(point.paired_s, least_s) : 0,
+            point.halved_s > 0 ? std::max(point.halved_s, least_s) : 0};
   }
 
   // Rates and costs are finite, but the quotient of two of them need not be.
   void add_time(std::uint32_t node, const Time& time) {
-    if (!std::isfinite(time.fixed_s + time.own_s + time.alone_s + time.paired_s)) {
+    if (!std::isfinite(time.fixed_s + time.own_s + time.alone_s + time.paired_s + time.halved_s)) {
       throw Error(ErrorKind::config,
                   str("simulate: ", graph_.describe(Node{node}), " takes ", time.fixed_s + time.own_s, " s, or ",
                       time.alone_s, " s alone, on this machine (finite times: larger rates, or smaller costs)"));
@@ -201,7 +205,8 @@ class Builder {
     const bool crowded      = !pooled && lane >= 0 && (machine_.crowded_lanes() >> lane & 1U) != 0;
     out_.crowd.push_back(static_cast<std::int8_t>(crowded ? lane : -1));
     const auto slowed = [slowness](Time time) {
-      for (double* part : {&time.fixed_s, &time.own_s, &time.alone_s, &time.paired_s}) *part *= slowness;
+      for (double* part : {&time.fixed_s, &time.own_s, &time.alone_s, &time.paired_s, &time.halved_s})
+        *part *= slowness;
       return time;
     };
     if (const RateTable* table = table_of(node)) {

@@ -29,16 +29,21 @@ struct Activities {
     double alone_s  = 0;  // the same while all other workers of its pools are idle; only if `others` is not 0
     int others      = 0;  // the number of those workers; 0: not measured, each idle worker then adds its own speed
     double paired_s = 0;  // the same with one helper; 0: not measured
+    double halved_s = 0;  // the same with half of all helpers; 0: not measured
 
     // The share of its own work that is done in a second while `helpers` other workers are idle.
     [[nodiscard]] double speed(double helpers) const {
       if (others == 0) return (1 + helpers) / own_s;
-      const auto between = [](double share, double first_s, double last_s) {
-        return (1 - share) / first_s + share / last_s;
+      double low = 0, low_s = own_s, high = others, high_s = alone_s;  // the nearest measured numbers of helpers
+      const auto narrow = [&](double measured, double seconds) {
+        if (seconds == 0 || measured <= low || measured >= high) return;
+        (helpers < measured ? high : low)     = measured;
+        (helpers < measured ? high_s : low_s) = seconds;
       };
-      if (paired_s == 0 || others < 2) return between(std::min(1.0, helpers / others), own_s, alone_s);
-      if (helpers <= 1) return between(helpers, own_s, paired_s);
-      return between(std::min(1.0, (helpers - 1) / (others - 1)), paired_s, alone_s);
+      narrow(1, paired_s);
+      narrow(halved_helpers(others), halved_s);
+      const double share = std::min(1.0, (helpers - low) / (high - low));
+      return (1 - share) / low_s + share / high_s;
     }
   };
   std::vector<Time> times;

@@ -85,9 +85,10 @@ class Machine {
   void rate(NodeKind kind, const Rate& rate);
   void rate(std::string_view op, const Rate& rate);
   // A measured table has priority over both; their overhead is still added. Such a node takes the time `busy` while the
-  // other workers of its pools have nodes, `alone` while they have none, parallel or not, and `paired` while it has
-  // one idle worker as a helper: half of all workers have nodes. Between these, its speed grows evenly with the number
-  // of helpers. The parts of a communication without a network are looked up together, with the sum of their costs.
+  // other workers of its pools have nodes, `alone` while they have none, parallel or not, `paired` while it has
+  // one idle worker as a helper, so that half of all workers have nodes, and `halved` while it shares the idle workers
+  // with one other node. Between these, its speed grows evenly with the number of helpers. The parts of a communication
+  // without a network are looked up together, with the sum of their costs.
   void rate(std::string_view op, RateTable measured);
   // The same for nodes of one kind: such a table has priority over that of the op. An op can run on a device and on the
   // host.

@@ -18,10 +18,11 @@ namespace stepgraph {
 namespace {
 
 using trials::BothTimes;
+using trials::Helped;
 using trials::Key;
-using trials::paired_on_line;
-using trials::paired_seconds;
 using trials::Sample;
+using trials::seconds_between;
+using trials::seconds_on_line;
 using trials::times_by_ratio;
 using trials::times_on_line;
 using trials::Trial;
@@ -37,9 +38,9 @@ Model gpt2_of(const Size& size, int layers = 1) {
 }
 
 // With as many ranks as threads, every thread is busy with a rank's own nodes; with half as many, each rank has a
-// helper. With one rank, all threads share its nodes. Layers are alike, so one is enough for most trials. One trial of
-// a single rank has three, because one layer alone could stay in the caches. Large models are measured at fewer sizes:
-// they take most of the time.
+// helper; with two ranks, each has half of the threads. With one, all threads share its nodes. Layers are alike, so one
+// is enough for most trials. One trial of a single rank has three, because one layer alone could stay in the caches.
+// Large models are measured at fewer sizes: they take most of the time.
 std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -69,6 +70,7 @@ std::vector<Trial> trials_of(int threads, bool small) {
       add(model, {.layout = {.tp = 2}}, size);
       add(model, {.layout = {.dp = pairs}}, size, 2);
       if (pairs > 3) add(model, {.layout = {.dp = pairs / 2, .tp = 2}}, size);
+      if (pairs > 2) add(model, {.layout = {.dp = 2}}, size, 2);
     }
     if (is_large) continue;
     add(model, replicas, size);
@@ -158,26 +160,52 @@ class Calibrator {
   }
 
  private:
+  using Points = std::map<Key, RatePoint>;
+
+  // A time of a point, and the share of all helpers that the node has then.
+  struct Measure {
+    double share;
+    double RatePoint::*seconds;
+    [[nodiscard]] Helped of(const RatePoint& point) const { return {share, point.*seconds}; }
+  };
+
   void add_ops(const Samples& all, Calibration::Ops& ops) const {
     const int others = std::max(1, threads_ - 1);
-    OpRatios helped, paired;  // the time without help to that with all of it; that with one helper to that on the line
+    OpRatios helped;  // the time without help to that with all of it
     for (const auto& [key, samples] : all) {
       const auto times = times_on_line(samples, others);
-      if (!times) continue;
-      helped.add(std::get<0>(key), times->busy_s / times->alone_s);
-      if (const auto found = paired_seconds(samples, *times, others))
-        paired.add(std::get<0>(key), *found / paired_on_line(*times, others));
+      if (times) helped.add(std::get<0>(key), times->busy_s / times->alone_s);
     }
+    Points points;
     for (const auto& [key, samples] : all) {
       const auto& [op, flops, bytes] = key;
       const BothTimes times = times_on_line(samples, others).value_or(times_by_ratio(samples, helped.usual(op)));
-      RatePoint point{flops, bytes, times.busy_s, times.alone_s};
-      if (others > 1) {
-        const double expected = paired_on_line(times, others) * paired.usual(op);
-        point.paired_s        = paired_seconds(samples, times, others).value_or(expected);
-      }
-      ops[op].push_back(point);
+      points[key]           = {.flops = flops, .bytes_moved = bytes, .busy_s = times.busy_s, .alone_s = times.alone_s};
     }
+    const Measure busy{0, &RatePoint::busy_s}, paired{1.0 / others, &RatePoint::paired_s},
+        halved{halved_helpers(others) / others, &RatePoint::halved_s}, alone{1, &RatePoint::alone_s};
+    if (others > 1) add_between(busy, alone, paired, all, points);
+    if (halved.share > paired.share) add_between(paired, alone, halved, all, points);
+    for (const auto& [key, point] : points) ops[std::get<0>(key)].push_back(point);
+  }
+
+  // Adds a time to all points, from nodes with about as many helpers. Where there are none, it is as far from the line
+  // between two other times as it usually is for the op.
+  static void add_between(const Measure& less, const Measure& more, const Measure& between, const Samples& all,
+                          Points& points) {
+    OpRatios ratios;
+    const auto on_line = [&](const RatePoint& point) {
+      return seconds_on_line(less.of(point), more.of(point), between.share);
+    };
+    const auto found = [&](const Key& key, const RatePoint& point) {
+      return seconds_between(all.at(key), less.of(point), more.of(point), between.share);
+    };
+    for (const auto& [key, point] : points) {
+      if (!trials::had_all_help(all.at(key))) continue;  // its time with all help is itself on a line
+      if (const auto seconds = found(key, point)) ratios.add(std::get<0>(key), *seconds / on_line(point));
+    }
+    for (auto& [key, point] : points)
+      point.*between.seconds = found(key, point).value_or(on_line(point) * ratios.usual(std::get<0>(key)));
   }
 
   void look_at(const Graph& graph, const Timeline& timeline, const Plan& plan) {

@@ -16,7 +16,7 @@
 namespace stepgraph {
 namespace {
 
-constexpr int format_version          = 1;  // points without paired_s, the fifth number, are valid too
+constexpr int format_version = 1;  // points without halved_s, the last number, or without it and paired_s are valid
 constexpr std::int64_t most_bytes     = 16 << 20;
 constexpr std::string_view what_to_do = "(a file that `stepgraph simulate --calibrate` wrote)";
 
@@ -47,10 +47,12 @@ std::vector<RatePoint> points_of(const JsonValue& list, const std::string& what)
   std::vector<RatePoint> points;
   if (list.kind != Kind::list || list.items.empty()) refuse(str(what, ": is not a list of points"));
   for (const JsonValue& item : list.items) {
-    if (item.kind != Kind::list || item.items.size() < 4 || item.items.size() > 5)
-      refuse(str(what, ": a point is ", excerpt(item), ", not [flops, bytes, busy_s, alone_s] or these and paired_s"));
+    if (item.kind != Kind::list || item.items.size() < 4 || item.items.size() > 6)
+      refuse(str(what, ": a point is ", excerpt(item),
+                 ", not [flops, bytes, busy_s, alone_s], or these and paired_s, and halved_s"));
     const auto at = [&](std::size_t i) { return number(item.items[i], what); };
-    points.push_back({at(0), at(1), at(2), at(3), item.items.size() > 4 ? at(4) : 0});
+    points.push_back(
+        {at(0), at(1), at(2), at(3), item.items.size() > 4 ? at(4) : 0, item.items.size() > 5 ? at(5) : 0});
   }
   try {
     (void)RateTable(points);
@@ -103,7 +105,8 @@ std::string ops_text(const Calibration::Ops& ops) {
     JsonValue list = JsonValue::list();
     for (const RatePoint& point : points) {
       list.items.push_back(JsonValue::list({point.flops, point.bytes_moved, point.busy_s, point.alone_s}));
-      if (point.paired_s > 0) list.items.back().items.push_back(point.paired_s);
+      if (point.paired_s > 0 || point.halved_s > 0) list.items.back().items.push_back(point.paired_s);
+      if (point.halved_s > 0) list.items.back().items.push_back(point.halved_s);
     }
     text += str(between, "  ", json_line(op), ": ", json_line(list));
     between = ",\n";

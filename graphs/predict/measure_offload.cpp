@@ -74,6 +74,7 @@ void fit_to_offloaded_step(World& world, const CalibrateOptions& options, int th
         point.busy_s *= factor;
         point.alone_s *= factor;
         point.paired_s *= factor;
+        point.halved_s *= factor;
       }
     }
   }

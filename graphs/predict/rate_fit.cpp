@@ -12,7 +12,7 @@ namespace {
 
 constexpr double little = 0.2, far_apart = 0.35, nearby = 0.15;  // of shares
 static_assert(far_apart > 2 * nearby);
-constexpr double few_helpers = 0.5, some_helpers = 2;  // about one is between them
+constexpr double few_helpers = 0.5;
 
 bool helped_less(const Sample& a, const Sample& b) { return a.helped_share < b.helped_share; }
 
@@ -31,7 +31,8 @@ Sample middle(std::span<const Sample> samples, double least, double most) {
 
 double usual_seconds(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
-  seconds.resize(seconds.size() - (seconds.size() + 7) / 10);
+  const double most = 3 * seconds[(seconds.size() - 1) / 2];
+  while (seconds.back() > most) seconds.pop_back();
   return std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
 }
 
@@ -57,21 +58,25 @@ BothTimes times_by_ratio(std::span<const Sample> samples, double ratio) {
   return {alone_s * ratio, alone_s};
 }
 
-double paired_on_line(const BothTimes& times, int others) {
-  return 1 / (1 / times.busy_s + (1 / times.alone_s - 1 / times.busy_s) / others);
+double seconds_on_line(const Helped& less, const Helped& more, double share) {
+  const double part = (share - less.share) / (more.share - less.share);
+  return 1 / ((1 - part) / less.seconds + part / more.seconds);
 }
 
-std::optional<double> paired_seconds(std::span<const Sample> samples, const BothTimes& times, int others) {
-  const double least = few_helpers / others, most = std::min(some_helpers, (1.0 + others) / 2) / others;
+std::optional<double> seconds_between(std::span<const Sample> samples, const Helped& less, const Helped& more,
+                                      double share) {
+  const double least = (less.share + share) / 2, most = std::min(2 * share, (share + more.share) / 2);
   if (std::none_of(samples.begin(), samples.end(),
                    [&](const Sample& each) { return each.helped_share >= least && each.helped_share <= most; }))
     return std::nullopt;
-  const Sample found   = middle(samples, least, most);
-  const double helpers = found.helped_share * others, speed = 1 / found.seconds;
-  // On the line to no help, or to all.
-  const double share  = helpers <= 1 ? helpers : (others - helpers) / (others - 1);
-  const double paired = (speed - (1 - share) / (helpers <= 1 ? times.busy_s : times.alone_s)) / share;
-  return 1 / std::max(paired, 0.5 * speed);
+  const Sample found = middle(samples, least, most);
+  const Helped& end  = found.helped_share <= share ? less : more;  // the sample is on the line to this end
+  const double part = (found.helped_share - end.share) / (share - end.share), speed = 1 / found.seconds;
+  return 1 / std::max((speed - (1 - part) / end.seconds) / part, 0.5 * speed);
+}
+
+bool had_all_help(std::span<const Sample> samples) {
+  return std::any_of(samples.begin(), samples.end(), [](const Sample& each) { return each.helped_share > 1 - nearby; });
 }
 
 }  // namespace stepgraph::trials

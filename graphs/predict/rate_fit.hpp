@@ -13,8 +13,8 @@ struct Sample {
   double seconds      = 0;
 };
 
-// The mean, because sums of times are predicted. The slowest tenth (of three: one) is left out: other programs had the
-// processor then. There is at least one.
+// The mean, because sums of times are predicted. Times above three times the median are left out: other programs had
+// the processor then. There is at least one.
 [[nodiscard]] double usual_seconds(std::vector<double> seconds);
 
 // Speed grows with the share of helpers (engine/simulate/machine.hpp). If some samples of nodes of one cost had almost
@@ -28,9 +28,15 @@ struct BothTimes {
 // most help. There is at least one sample.
 [[nodiscard]] BothTimes times_by_ratio(std::span<const Sample> samples, double ratio);
 
-// The time with one helper, if there are at least two other workers: that on the line, and that of samples with about
-// one helper. None: there are no such samples.
-[[nodiscard]] double paired_on_line(const BothTimes& times, int others);
-[[nodiscard]] std::optional<double> paired_seconds(std::span<const Sample> samples, const BothTimes& times, int others);
+// A time with a share of all helpers.
+struct Helped {
+  double share, seconds;
+};
+// The time with a share of helpers between two others: that on the line, and that of samples with about this share.
+// None: there are no such samples.
+[[nodiscard]] double seconds_on_line(const Helped& less, const Helped& more, double share);
+[[nodiscard]] std::optional<double> seconds_between(std::span<const Sample> samples, const Helped& less,
+                                                    const Helped& more, double share);
+[[nodiscard]] bool had_all_help(std::span<const Sample> samples);  // some of them
 
 }  // namespace stepgraph::trials

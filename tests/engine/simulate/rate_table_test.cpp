@@ -24,6 +24,10 @@ TEST_CASE("a rate table returns the measured times, and scales a single point by
   CHECK(paired.at(4e6, 1e4) == sg::RatePoint{4e6, 1e4, 8, 4, 6});
   CHECK_THAT(paired.at(2e6, 1e4).paired_s, WithinRel(3.0, 1e-12));
   CHECK(sg::RateTable({{1e6, 1e4, 2, 1, 1.5}, {4e6, 1e4, 8, 4}}).at(2e6, 1e4).paired_s == 0);  // not of all
+  const sg::RateTable halved({{1e6, 1e4, 2, 1, 1.8, 1.5}, {4e6, 1e4, 8, 4, 7, 6}});
+  CHECK(halved.at(4e6, 1e4) == sg::RatePoint{4e6, 1e4, 8, 4, 7, 6});
+  CHECK_THAT(halved.at(2e6, 1e4).halved_s, WithinRel(3.0, 1e-12));
+  CHECK(sg::RateTable({{1e6, 1e4, 2, 1, 1.8, 1.5}, {4e6, 1e4, 8, 4, 7}}).at(2e6, 1e4).halved_s == 0);
   const sg::RateTable copies({{.bytes_moved = 1000, .busy_s = 2, .alone_s = 2}});
   CHECK_THAT(copies.at(0, 500).busy_s, WithinRel(1.0, 1e-12));
 }
@@ -55,7 +59,7 @@ TEST_CASE("a rate table refuses points that are not measurements", "[engine][rat
   CHECK_THROWS_MATCHES(sg::RateTable({}), sg::Error, MessageMatches(ContainsSubstring("has no points")));
   for (const sg::RatePoint& bad :
        {sg::RatePoint{1, 1, 0, 1}, sg::RatePoint{1, 1, 1, -1}, sg::RatePoint{-1, 1, 1, 1}, sg::RatePoint{1, nan, 1, 1},
-        sg::RatePoint{1, 1, inf, 1}, sg::RatePoint{1, 1, 1, 1, -1}}) {
+        sg::RatePoint{1, 1, inf, 1}, sg::RatePoint{1, 1, 1, 1, -1}, sg::RatePoint{1, 1, 1, 1, 1, nan}}) {
     CHECK_THROWS_MATCHES(sg::RateTable({{1, 1, 1, 1}, bad}), sg::Error,
                          MessageMatches(ContainsSubstring("rate table: ") && ContainsSubstring("times above 0")));
   }

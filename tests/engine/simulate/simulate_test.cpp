@@ -321,6 +321,16 @@ TEST_CASE("a measured op takes its busy time or its time alone", "[engine][simul
   CHECK_THAT(makespan(5), WithinRel(12.0, 1e-12));
   CHECK_THAT(makespan(2), WithinRel(1 / (1.0 / 10 + 0.5 / 3 * (1.0 / 2 - 1.0 / 10)), 1e-12));  // 1.5 helpers
   CHECK_THAT(makespan(3), WithinRel(1 / (1.0 / 12 + 2.0 / 3 * (1.0 / 10 - 1.0 / 12)), 1e-12));
+  // With the time of two nodes that share all workers too, it is also measured at 2.5 of 6 helpers.
+  machine = one_pool(7, order);
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 2, .paired_s = 10, .halved_s = 3}}));
+  CHECK_THAT(makespan(1), WithinRel(2.0, 1e-12));
+  CHECK_THAT(makespan(2), WithinRel(3.0, 1e-12));
+  CHECK_THAT(makespan(3), WithinRel(1 / (1.0 / 10 + (4.0 / 3 - 1) / 1.5 * (1.0 / 3 - 1.0 / 10)), 1e-12));
+  CHECK_THAT(makespan(7), WithinRel(12.0, 1e-12));
+  machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 2, .halved_s = 3}}));
+  CHECK_THAT(makespan(2), WithinRel(3.0, 1e-12));
+  CHECK_THAT(makespan(4), WithinRel(1 / (1.0 / 12 + 0.75 / 2.5 * (1.0 / 3 - 1.0 / 12)), 1e-12));
   machine = one_pool(2, order);  // one helper is all
   machine.rate("mul", sg::RateTable({{.flops = 100, .busy_s = 12, .alone_s = 2, .paired_s = 10}}));
   CHECK_THAT(makespan(1), WithinRel(2.0, 1e-12));

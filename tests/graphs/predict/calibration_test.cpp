@@ -32,7 +32,7 @@ sg::Calibration some_calibration() {
           .cores           = 8,
           .threads         = 2,
           .node_overhead_s = 1.25e-7,
-          .ops             = {{"linear", {{1e9, 1e6, 0.1, 1.0 / 30}, {1e6, 1e4, 2e-4, 1e-4, 1.5e-4}}},
+          .ops             = {{"linear", {{1e9, 1e6, 0.1, 1.0 / 30}, {1e6, 1e4, 2e-4, 1e-4, 1.5e-4, 1.2e-4}}},
                               {"copy", {{0, 1e6, 1e-3, 1e-3}}}}};
 }
 
@@ -90,7 +90,7 @@ TEST_CASE("a file without a calibration is refused by name, with advice", "[grap
            {changed("0.1", "0"), "ops.linear: rate table: "},
            {changed("0.1", "\"0.1\""), "ops.linear: is \"0.1\", not a number"},
            {changed("1000000000.0,", ""), "not [flops, bytes, busy_s, alone_s]"},
-           {changed("1000000000.0,", "1,1,1,"), "not [flops, bytes, busy_s, alone_s]"},
+           {changed("1000000000.0,", "1,1,1,1,"), "not [flops, bytes, busy_s, alone_s]"},
            {changed("1000000000.0,", "-1,1,"), "ops.linear: rate table: "},
            {changed("[[0.0,1000000.0,0.001,0.001]]", "[]"), "ops.copy: is not a list of points"}}) {
     CAPTURE(text);
@@ -196,7 +196,7 @@ TEST_CASE("a calibrated machine has the measured pool, overhead and tables", "[g
 }
 
 TEST_CASE("calibration trains small models and measures every op that they use", "[graphs][calibration]") {
-  const int threads = GENERATE(2, 4);
+  const int threads = GENERATE(2, 6);
   if (sg::testing::sanitized() && threads == 2) return;
   const sg::Calibration found = sg::calibrate([](int ranks) { return std::make_unique<sg::LoopbackWorld>(ranks); },
                                               {.threads = threads, .steps = 1, .small = true});
@@ -211,8 +211,9 @@ TEST_CASE("calibration trains small models and measures every op that they use",
   CHECK(found.ops.at("linear").size() >= 4);  // one point per size
   for (const auto& [op, points] : found.ops) {
     CAPTURE(op);
-    CHECK(std::all_of(points.begin(), points.end(),
-                      [&](const sg::RatePoint& point) { return (point.paired_s > 0) == (threads > 2); }));
+    CHECK(std::all_of(points.begin(), points.end(), [&](const sg::RatePoint& point) {
+      return (point.paired_s > 0) == (threads > 2) && (point.halved_s > 0) == (threads > 4);
+    }));
   }
   CHECK(found.ops_bf16.contains("linear"));
   CHECK(found.device.empty());

@@ -47,9 +47,11 @@ TEST_CASE("a node that is faster among busy workers keeps a positive speed at bo
   CHECK_THAT(falling->alone_s, WithinRel(8, 1e-9));  // not a negative speed
 }
 
-TEST_CASE("the slowest tenth of the times does not count, nor the slowest of three", "[graphs][predict]") {
+TEST_CASE("times above three times the median do not count", "[graphs][predict]") {
   CHECK(trials::usual_seconds({2, 90, 4}) == 3);
   CHECK(trials::usual_seconds({2, 4}) == 3);
+  CHECK(trials::usual_seconds({2}) == 2);
+  CHECK(trials::usual_seconds({1, 1, 1, 1, 1, 1, 1, 1, 1, 3}) == 1.2);
   CHECK(trials::usual_seconds({1, 1, 1, 1, 5, 5, 5, 5, 99, 77, 1, 5, 3}) == 3);
   const std::vector<Sample> samples{{1, 2}, {1, 2}, {1, 2}, {1, 90}, {0, 16}, {0, 16}, {0, 80}};
   const auto times = trials::times_on_line(samples, 15);
@@ -58,17 +60,24 @@ TEST_CASE("the slowest tenth of the times does not count, nor the slowest of thr
   CHECK_THAT(times->alone_s, WithinRel(2, 1e-9));
 }
 
-TEST_CASE("the time with one helper comes from samples with about one", "[graphs][predict]") {
-  const trials::BothTimes times{16, 2};
-  CHECK_THAT(trials::paired_on_line(times, 7), WithinRel(8, 1e-9));  // speeds 1/16 and 8/16
-  CHECK_FALSE(trials::paired_seconds(std::vector<Sample>{{0, 16}, {1, 2}}, times, 7));
-  CHECK_FALSE(trials::paired_seconds(std::vector<Sample>{{0, 16}, {1, 2}, {1, 2}}, times, 2));  // three threads
+TEST_CASE("the time with some help comes from samples with about as much", "[graphs][predict]") {
+  const trials::Helped none{0, 16}, all{1, 2};
+  const double one = 1.0 / 7;
+  CHECK_THAT(trials::seconds_on_line(none, all, one), WithinRel(8, 1e-9));  // speeds 1/16 and 8/16
+  CHECK_FALSE(trials::seconds_between(std::vector<Sample>{{0, 16}, {1, 2}}, none, all, one));
+  CHECK_FALSE(trials::seconds_between(std::vector<Sample>{{0, 16}, {1, 2}, {1, 2}}, none, all, 0.5));  // three threads
   // The speed is 1/10 with one helper: between 1/16 and that with half a helper, between that and 1/2 with two.
   const double half = 1 / ((1.0 / 16 + 1.0 / 10) / 2), two = 1 / (1.0 / 10 + (1.0 / 2 - 1.0 / 10) / 6);
-  for (const Sample& sample : {Sample{1.0 / 7, 10}, Sample{0.5 / 7, half}, Sample{2.0 / 7, two}}) {
-    const std::vector<Sample> samples{{0, 16}, sample, {1, 2}};
-    const auto found = trials::paired_seconds(samples, times, 7);
+  for (const Sample& sample : {Sample{one, 10}, Sample{one / 2, half}, Sample{2 * one, two}}) {
+    const auto found = trials::seconds_between(std::vector<Sample>{{0, 16}, sample, {1, 2}}, none, all, one);
     REQUIRE(found);
     CHECK_THAT(*found, WithinRel(10, 1e-9));
   }
+  // The speed is 1/3 with 3 of 7: that with 5 is between that and 1/2.
+  const std::vector<Sample> samples{{one, 10}, {5 * one, 1 / ((1.0 / 3 + 1.0 / 2) / 2)}, {1, 2}};
+  const auto found = trials::seconds_between(samples, {one, 10}, all, 3 * one);
+  REQUIRE(found);
+  CHECK_THAT(*found, WithinRel(3, 1e-9));
+  CHECK_FALSE(trials::had_all_help(std::vector<Sample>{{0, 16}, {0.8, 2}}));
+  CHECK(trials::had_all_help(std::vector<Sample>{{0, 16}, {0.9, 2}}));
 }
