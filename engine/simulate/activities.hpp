@@ -29,7 +29,7 @@ struct Activities {
     double alone_s  = 0;  // the same while all other workers of its pools are idle; only if `others` is not 0
     int others      = 0;  // the number of those workers; 0: not measured, each idle worker then adds its own speed
     double paired_s = 0;  // the same with one helper; 0: not measured
-    double halved_s = 0;  // the same with half of all helpers; 0: not measured
+    double halved_s = 0;  // the same beside one other node; 0: not measured
 
     // The share of its own work that is done in a second while `helpers` other workers are idle.
     [[nodiscard]] double speed(double helpers) const {

@@ -33,7 +33,7 @@ RateTable::RateTable(std::vector<RatePoint> points) : points_(std::move(points))
         ErrorKind::config,
         str("rate table: ", point.flops, " flops and ", point.bytes_moved, " bytes take ", point.busy_s,
             " s while other workers are busy, ", point.alone_s, " s alone, ", point.paired_s, " s with one helper and ",
-            point.halved_s, " s with half of them (amounts of at least 0, times above 0; the last two may be 0)"));
+            point.halved_s, " s beside one other node (amounts of at least 0, times above 0; the last two may be 0)"));
   }
 }
 

@@ -11,11 +11,11 @@ struct RatePoint {
   double busy_s      = 0;  // while all other workers had nodes
   double alone_s     = 0;  // while no other worker had one: they helped, or left it the memory bandwidth
   double paired_s    = 0;  // with one helper: half of all workers had nodes; 0: not measured
-  double halved_s    = 0;  // with half of the helpers: one other worker had a node; 0: not measured
+  double halved_s    = 0;  // beside one other node: each had half of the idle workers; 0: not measured
   friend bool operator==(const RatePoint&, const RatePoint&) = default;
 };
 
-// The helpers of each of two nodes on workers of which `others` are not its own.
+// The number of helpers of each of two nodes that share all `others` + 1 workers.
 [[nodiscard]] constexpr double halved_helpers(int others) { return (others - 1) / 2.0; }
 
 // Measured times of one op at several sizes, for ops that no single Rate describes: small work has other costs than

@@ -1,6 +1,7 @@
 // Measures the times of ops in training steps.
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <utility>
 
 #include "engine/base/error.hpp"
@@ -17,14 +18,7 @@
 namespace stepgraph {
 namespace {
 
-using trials::BothTimes;
-using trials::Helped;
-using trials::Key;
-using trials::Sample;
-using trials::seconds_between;
-using trials::seconds_on_line;
-using trials::times_by_ratio;
-using trials::times_on_line;
+using trials::NodeSamples;
 using trials::Trial;
 
 // The size of a model.
@@ -100,29 +94,7 @@ std::vector<Trial> disk_trials(const std::string& folder, bool small) {
   return all;
 }
 
-using Samples = std::map<Key, std::vector<Sample>>;
-
 double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
-
-// A ratio of two times of nodes of one cost, by op. Where it was not measured for a size, the op's median counts, else
-// that of all ops. Helpers do not make a copy to or from a disk faster.
-class OpRatios {
- public:
-  void add(const std::string& op, double ratio) {
-    of_op_[op].push_back(ratio);
-    all_.push_back(ratio);
-  }
-  [[nodiscard]] double usual(const std::string& op) const {
-    const auto found = of_op_.find(op);
-    if (found != of_op_.end()) return median(found->second);
-    const bool is_copy = trials::is_transfer(op) || op.starts_with("disk_");
-    return all_.empty() || is_copy ? 1 : median(all_);
-  }
-
- private:
-  std::map<std::string, std::vector<double>> of_op_;
-  std::vector<double> all_;
-};
 
 class Calibrator {
  public:
@@ -154,63 +126,16 @@ class Calibrator {
                     .cores           = num_cores(),
                     .threads         = threads_,
                     .node_overhead_s = gaps_.empty() ? 0 : median(gaps_)};
-    add_ops(samples_, out.ops);
-    add_ops(samples_bf16_, out.ops_bf16);
+    const int others = std::max(1, threads_ - 1);
+    out.ops          = trials::fitted_points(samples_, others);
+    out.ops_bf16     = trials::fitted_points(samples_bf16_, others);
     return out;
   }
 
  private:
-  using Points = std::map<Key, RatePoint>;
-
-  // A time of a point, and the share of all helpers that the node has then.
-  struct Measure {
-    double share;
-    double RatePoint::*seconds;
-    [[nodiscard]] Helped of(const RatePoint& point) const { return {share, point.*seconds}; }
-  };
-
-  void add_ops(const Samples& all, Calibration::Ops& ops) const {
-    const int others = std::max(1, threads_ - 1);
-    OpRatios helped;  // the time without help to that with all of it
-    for (const auto& [key, samples] : all) {
-      const auto times = times_on_line(samples, others);
-      if (times) helped.add(std::get<0>(key), times->busy_s / times->alone_s);
-    }
-    Points points;
-    for (const auto& [key, samples] : all) {
-      const auto& [op, flops, bytes] = key;
-      const BothTimes times = times_on_line(samples, others).value_or(times_by_ratio(samples, helped.usual(op)));
-      points[key]           = {.flops = flops, .bytes_moved = bytes, .busy_s = times.busy_s, .alone_s = times.alone_s};
-    }
-    const Measure busy{0, &RatePoint::busy_s}, paired{1.0 / others, &RatePoint::paired_s},
-        halved{halved_helpers(others) / others, &RatePoint::halved_s}, alone{1, &RatePoint::alone_s};
-    if (others > 1) add_between(busy, alone, paired, all, points);
-    if (halved.share > paired.share) add_between(paired, alone, halved, all, points);
-    for (const auto& [key, point] : points) ops[std::get<0>(key)].push_back(point);
-  }
-
-  // Adds a time to all points, from nodes with about as many helpers. Where there are none, it is as far from the line
-  // between two other times as it usually is for the op.
-  static void add_between(const Measure& less, const Measure& more, const Measure& between, const Samples& all,
-                          Points& points) {
-    OpRatios ratios;
-    const auto on_line = [&](const RatePoint& point) {
-      return seconds_on_line(less.of(point), more.of(point), between.share);
-    };
-    const auto found = [&](const Key& key, const RatePoint& point) {
-      return seconds_between(all.at(key), less.of(point), more.of(point), between.share);
-    };
-    for (const auto& [key, point] : points) {
-      if (!trials::had_all_help(all.at(key))) continue;  // its time with all help is itself on a line
-      if (const auto seconds = found(key, point)) ratios.add(std::get<0>(key), *seconds / on_line(point));
-    }
-    for (auto& [key, point] : points)
-      point.*between.seconds = found(key, point).value_or(on_line(point) * ratios.usual(std::get<0>(key)));
-  }
-
   void look_at(const Graph& graph, const Timeline& timeline, const Plan& plan) {
-    Samples& samples    = plan.precision.param == DType::f32 ? samples_ : samples_bf16_;
-    const bool one_rank = plan == Plan{};
+    NodeSamples& samples = plan.precision.param == DType::f32 ? samples_ : samples_bf16_;
+    const bool one_rank  = plan == Plan{};
     std::map<std::uint32_t, double> lane_ends;  // by position on the compute lane
     for (const TaskTime& task : task_times(graph, timeline, threads_)) {
       if (!graph.op(task.node).empty() && task.seconds() > 0) {
@@ -229,7 +154,7 @@ class Calibrator {
   const CalibrateOptions& options_;
   int threads_;
   std::string disk_;
-  Samples samples_, samples_bf16_;
+  NodeSamples samples_, samples_bf16_;
   std::vector<double> gaps_;
 };
 

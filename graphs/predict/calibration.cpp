@@ -16,7 +16,7 @@
 namespace stepgraph {
 namespace {
 
-constexpr int format_version = 1;  // points without halved_s, the last number, or without it and paired_s are valid
+constexpr int format_version          = 1;  // a point may lack halved_s, or paired_s and halved_s
 constexpr std::int64_t most_bytes     = 16 << 20;
 constexpr std::string_view what_to_do = "(a file that `stepgraph simulate --calibrate` wrote)";
 
@@ -49,7 +49,7 @@ std::vector<RatePoint> points_of(const JsonValue& list, const std::string& what)
   for (const JsonValue& item : list.items) {
     if (item.kind != Kind::list || item.items.size() < 4 || item.items.size() > 6)
       refuse(str(what, ": a point is ", excerpt(item),
-                 ", not [flops, bytes, busy_s, alone_s], or these and paired_s, and halved_s"));
+                 ", not [flops, bytes, busy_s, alone_s], which paired_s, or paired_s and halved_s, may follow"));
     const auto at = [&](std::size_t i) { return number(item.items[i], what); };
     points.push_back(
         {at(0), at(1), at(2), at(3), item.items.size() > 4 ? at(4) : 0, item.items.size() > 5 ? at(5) : 0});

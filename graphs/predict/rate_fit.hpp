@@ -1,7 +1,12 @@
 #pragma once
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
+#include <tuple>
 #include <vector>
+
+#include "engine/simulate/rate_table.hpp"
 
 // The times of a RatePoint (engine/simulate/rate_table.hpp) from measurements in steps, where other nodes run beside a
 // node. Internal to graphs/predict.
@@ -12,14 +17,19 @@ struct Sample {
   double helped_share = 0;
   double seconds      = 0;
 };
+using Key         = std::tuple<std::string, double, double>;  // op, flops, bytes
+using NodeSamples = std::map<Key, std::vector<Sample>>;       // there is at least one for each key
 
-// The mean, because sums of times are predicted. Times above three times the median are left out: other programs had
-// the processor then. There is at least one.
+// The points of each op. There are `others` other workers.
+[[nodiscard]] std::map<std::string, std::vector<RatePoint>> fitted_points(const NodeSamples& samples, int others);
+
+// --- its parts -------------------------------------------------------------------------------------------------
+// The mean, because sums of times are predicted. Times above three times the median (of an even number: the lower of
+// the two) are left out: other programs had the processor then. There is at least one.
 [[nodiscard]] double usual_seconds(std::vector<double> seconds);
 
 // Speed grows with the share of helpers (engine/simulate/machine.hpp). If some samples of nodes of one cost had almost
-// no help and others had much, this is the line through both: the times at 0 and at 1. There are `others` other
-// workers.
+// no help and others had much, this is the line through both: the times at 0 and at 1.
 struct BothTimes {
   double busy_s, alone_s;
 };
@@ -32,11 +42,10 @@ struct BothTimes {
 struct Helped {
   double share, seconds;
 };
-// The time with a share of helpers between two others: that on the line, and that of samples with about this share.
-// None: there are no such samples.
+// The time with a share of helpers between two others: that on the line, and that of samples with about this share, but
+// not more than `bound`. None: there are no such samples.
 [[nodiscard]] double seconds_on_line(const Helped& less, const Helped& more, double share);
 [[nodiscard]] std::optional<double> seconds_between(std::span<const Sample> samples, const Helped& less,
-                                                    const Helped& more, double share);
-[[nodiscard]] bool had_all_help(std::span<const Sample> samples);  // some of them
+                                                    const Helped& more, double share, double bound = 1);
 
 }  // namespace stepgraph::trials

@@ -1,14 +1,13 @@
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 #include "graphs/models/model.hpp"
 #include "graphs/plan/plan.hpp"
 #include "graphs/predict/calibration.hpp"
+#include "graphs/predict/rate_fit.hpp"
 #include "graphs/train/step_run.hpp"
 
 // The parts of calibrate(). Internal to graphs/predict.
@@ -20,8 +19,6 @@ struct Trial {
   Plan plan       = {};
   BatchSpec batch = {};
 };
-
-using Key = std::tuple<std::string, double, double>;  // op, flops, bytes
 
 // Between a device and the host.
 [[nodiscard]] inline bool is_transfer(std::string_view op) { return op == "h2d" || op == "d2h"; }

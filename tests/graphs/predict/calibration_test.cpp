@@ -32,7 +32,11 @@ sg::Calibration some_calibration() {
           .cores           = 8,
           .threads         = 2,
           .node_overhead_s = 1.25e-7,
-          .ops             = {{"linear", {{1e9, 1e6, 0.1, 1.0 / 30}, {1e6, 1e4, 2e-4, 1e-4, 1.5e-4, 1.2e-4}}},
+          .ops             = {{"linear",
+                               {{1e9, 1e6, 0.1, 1.0 / 30},
+                                {1e6, 1e4, 2e-4, 1e-4, 1.5e-4, 1.2e-4},
+                                {1e4, 1e3, 2e-6, 1e-6, 1.5e-6},
+                                {1e5, 2e3, 2e-5, 1e-5, 0, 1.2e-5}}},
                               {"copy", {{0, 1e6, 1e-3, 1e-3}}}}};
 }
 

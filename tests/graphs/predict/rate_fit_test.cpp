@@ -51,6 +51,7 @@ TEST_CASE("times above three times the median do not count", "[graphs][predict]"
   CHECK(trials::usual_seconds({2, 90, 4}) == 3);
   CHECK(trials::usual_seconds({2, 4}) == 3);
   CHECK(trials::usual_seconds({2}) == 2);
+  CHECK(trials::usual_seconds({2, 90}) == 2);  // the lower of the two in the middle
   CHECK(trials::usual_seconds({1, 1, 1, 1, 1, 1, 1, 1, 1, 3}) == 1.2);
   CHECK(trials::usual_seconds({1, 1, 1, 1, 5, 5, 5, 5, 99, 77, 1, 5, 3}) == 3);
   const std::vector<Sample> samples{{1, 2}, {1, 2}, {1, 2}, {1, 90}, {0, 16}, {0, 16}, {0, 80}};
@@ -73,11 +74,67 @@ TEST_CASE("the time with some help comes from samples with about as much", "[gra
     REQUIRE(found);
     CHECK_THAT(*found, WithinRel(10, 1e-9));
   }
-  // The speed is 1/3 with 3 of 7: that with 5 is between that and 1/2.
-  const std::vector<Sample> samples{{one, 10}, {5 * one, 1 / ((1.0 / 3 + 1.0 / 2) / 2)}, {1, 2}};
+  // The speed is 1/3 with 3 of 7: that with 4 is between that and 1/2.
+  const std::vector<Sample> samples{{one, 10}, {4 * one, 1 / (1.0 / 3 + (1.0 / 2 - 1.0 / 3) / 4)}, {1, 2}};
   const auto found = trials::seconds_between(samples, {one, 10}, all, 3 * one);
   REQUIRE(found);
   CHECK_THAT(*found, WithinRel(3, 1e-9));
-  CHECK_FALSE(trials::had_all_help(std::vector<Sample>{{0, 16}, {0.8, 2}}));
-  CHECK(trials::had_all_help(std::vector<Sample>{{0, 16}, {0.9, 2}}));
+  // Samples above the bound do not count.
+  const std::vector<Sample> mixed{{one, 10}, {2 * one, 3}, {2 * one, 3}};
+  CHECK_THAT(*trials::seconds_between(mixed, none, all, one, 1.5 * one), WithinRel(10, 1e-9));
+  // A node that is slow with half a helper is not four times as slow as it was with one.
+  const std::vector<Sample> slow{{0, 16}, {one / 2, 30}, {1, 2}};
+  CHECK_THAT(*trials::seconds_between(slow, none, all, one), WithinRel(60, 1e-9));
+}
+
+namespace {
+
+// Samples of a node that takes `seconds` with no help, with one helper, with half of all and with all of 15.
+std::vector<Sample> at_four(double busy, double paired, double halved, double alone) {
+  return {{0, busy}, {1.0 / 15, paired}, {7.0 / 15, halved}, {1, alone}};
+}
+
+void check(const stepgraph::RatePoint& point, double busy, double paired, double halved, double alone) {
+  CHECK_THAT(point.busy_s, WithinRel(busy, 1e-9));
+  CHECK_THAT(point.paired_s, WithinRel(paired, 1e-9));
+  CHECK_THAT(point.halved_s, WithinRel(halved, 1e-9));
+  CHECK_THAT(point.alone_s, WithinRel(alone, 1e-9));
+}
+
+}  // namespace
+
+TEST_CASE("times that were not measured for a size are those of other sizes and ops", "[graphs][predict]") {
+  trials::NodeSamples samples{{{"mul", 1e6, 0}, at_four(16, 9, 3, 2)},
+                              {{"mul", 2e6, 0}, {{0, 32}, {1, 4}}},
+                              {{"add", 1e6, 0}, {{0, 160}, {1, 20}}},
+                              {{"mul", 4e6, 0}, {{1, 8}}},
+                              {{"h2d", 0, 1e6}, {{0, 16}, {1, 2}}}};
+  const auto points = trials::fitted_points(samples, 15);
+  REQUIRE(points.at("mul").size() == 3);
+  check(points.at("mul")[0], 16, 9, 3, 2);
+  check(points.at("mul")[1], 32, 18, 6, 4);
+  check(points.at("mul")[2], 64, 36, 12, 8);
+  check(points.at("add")[0], 160, 90, 30, 20);  // no size of its own: as other ops
+  const double paired = 1 / (1.0 / 16 + (1.0 / 2 - 1.0 / 16) / 15);
+  check(points.at("h2d")[0], 16, paired, 1 / (1 / paired + 6.0 / 14 * (1.0 / 2 - 1 / paired)), 2);  // on the line
+
+  // A node that never had all help has times of its own, but is no example for others.
+  samples[{"mul", 3e6, 0}] = {{0, 48}, {1.0 / 15, 48}, {7.0 / 15, 48}};
+  const auto more          = trials::fitted_points(samples, 15);
+  CHECK_THAT(more.at("mul")[2].halved_s, WithinRel(48, 1e-9));
+  check(more.at("mul")[3], 64, 36, 12, 8);
+}
+
+TEST_CASE("a point has a time with one helper from three workers on, and one beside one node from five on",
+          "[graphs][predict]") {
+  for (const int others : {1, 2, 3, 4, 5, 15}) {
+    CAPTURE(others);
+    const auto points                 = trials::fitted_points({{{"mul", 1e6, 0}, {{0, 16}, {1, 2}}}}, others);
+    const stepgraph::RatePoint& point = points.at("mul").front();
+    CHECK((point.paired_s > 0) == (others > 1));
+    CHECK((point.halved_s > 0) == (others > 3));
+  }
+  // Of five others, two nodes have two each: that is not about one.
+  const std::vector<Sample> samples{{0, 16}, {0.2, 10}, {0.4, 3}, {0.4, 3}, {0.4, 3}, {1, 2}};
+  check(trials::fitted_points({{{"mul", 1e6, 0}, samples}}, 5).at("mul").front(), 16, 10, 3, 2);
 }
