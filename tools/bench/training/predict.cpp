@@ -1,14 +1,19 @@
 #include "tools/bench/training/predict.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
 #include "engine/base/quantile.hpp"
+#include "engine/look/op_times.hpp"
+#include "engine/run/recorder.hpp"
 #include "graphs/files/json_value.hpp"
 #include "graphs/predict/prediction.hpp"
 #include "tools/bench/training/training.hpp"
@@ -36,20 +41,72 @@ Calibration calibration_for(const PredictOptions& options) {
   return measured;
 }
 
+// What an op has of a step: while n nodes run side by side, each has 1/n of the time.
+struct KernelTimes {
+  std::uint32_t nodes = 0;
+  std::vector<double> predicted_s, measured_s;  // by round; by recorded step
+};
+
 struct Measures {
   std::vector<double> predicted_s, step_s, ratios;  // by round
   std::vector<double> all_steps_s;                  // of all rounds
+  std::map<std::string, KernelTimes> kernels;       // by op; empty unless asked for
 };
 
 void add_round(const TrainingCase& what, const Calibration& calibration, const PredictOptions& options, Measures& to) {
-  to.predicted_s.push_back(predict_step(gpt2(what.spec), what.plan, what.batch, calibration).makespan_s());
+  const StepPrediction prediction = predict_step(gpt2(what.spec), what.plan, what.batch, calibration);
+  to.predicted_s.push_back(prediction.makespan_s());
   Training training(what, options.threads);
   training.step();
+  Recorder recorder;
   std::vector<double> seconds;
-  for (int i = 0; i < (options.dry_run ? 1 : options.steps); ++i) seconds.push_back(training.step());
+  for (int i = 0; i < (options.dry_run ? 1 : options.steps); ++i) {
+    seconds.push_back(training.step(options.kernels ? &recorder : nullptr));
+    if (!options.kernels) continue;
+    for (const OpTime& op : op_times(training.run().step().graph, recorder.timeline()))
+      to.kernels[op.op].measured_s.push_back(op.own_s);
+  }
+  if (options.kernels) {
+    for (const OpTime& op : op_times(prediction.step.graph, prediction.timeline)) {
+      KernelTimes& kernel = to.kernels[op.op];
+      kernel.nodes        = op.num_tasks;
+      kernel.predicted_s.push_back(op.own_s);
+    }
+  }
   to.step_s.push_back(quantile(seconds, 0.5));
   to.ratios.push_back(to.predicted_s.back() / to.step_s.back());
   to.all_steps_s.insert(to.all_steps_s.end(), seconds.begin(), seconds.end());
+}
+
+// Medians, the longest kernel first.
+void print_kernels(const TrainingCase& what, const Measures& measures, const PredictOptions& options) {
+  struct Row {
+    std::string op;
+    std::uint32_t nodes;
+    double predicted_s, measured_s;
+  };
+  std::vector<Row> rows;
+  for (const auto& [op, times] : measures.kernels)
+    rows.push_back({op, times.nodes, quantile(times.predicted_s, 0.5), quantile(times.measured_s, 0.5)});
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.measured_s > b.measured_s; });
+  for (const Row& row : rows) {
+    if (options.json) {
+      cli::print_line(json_line({{"type", "predict_kernel"},
+                                 {"model", what.model},
+                                 {"layout", what.layout},
+                                 {"threads", options.threads},
+                                 {"op", row.op},
+                                 {"nodes", row.nodes},
+                                 {"predicted_s", row.predicted_s},
+                                 {"measured_s", row.measured_s}}));
+      continue;
+    }
+    std::ostringstream out;
+    out << "  " << std::left << std::setw(30) << row.op << std::right << std::setw(8) << row.nodes << std::fixed
+        << std::setprecision(3) << std::setw(15) << 1e3 * row.predicted_s << std::setw(14) << 1e3 * row.measured_s;
+    if (row.measured_s > 0) out << std::setprecision(2) << std::setw(8) << row.predicted_s / row.measured_s;
+    cli::print_line(out.str());
+  }
 }
 
 void print(const TrainingCase& what, const Measures& measures, const PredictOptions& options) {
@@ -88,10 +145,14 @@ void predict(const PredictOptions& options) {
   for (int round = 0; round < options.rounds; ++round) {
     const Calibration calibration = calibration_for(options);
     if (round == 0 && !options.json)
-      cli::print_line("model  layout   predicted ms   measured ms   predicted / measured");
+      cli::print_line(str(
+          "model  layout   predicted ms   measured ms   predicted / measured",
+          options.kernels ? "\n  kernel                           nodes   predicted ms   measured ms   ratio" : ""));
     for (std::size_t i = 0; i < cases.size(); ++i) {
       add_round(cases[i], calibration, options, measures[i]);
-      if (round + 1 == options.rounds) print(cases[i], measures[i], options);
+      if (round + 1 < options.rounds) continue;
+      print(cases[i], measures[i], options);
+      print_kernels(cases[i], measures[i], options);
     }
   }
 }
