@@ -2,8 +2,8 @@
 
 #include "ops/cpu/activation.hpp"
 #include "ops/cpu/into.hpp"
-#include "ops/cuda/activation.hpp"
 #include "ops/cuda/common/built.hpp"
+#include "ops/cuda/layers/activation.hpp"
 
 namespace stepgraph {
 namespace {

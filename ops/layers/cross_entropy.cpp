@@ -11,7 +11,7 @@
 #include "ops/cpu/with_best.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/cuda/cross_entropy.hpp"
+#include "ops/cuda/layers/cross_entropy.hpp"
 #include "ops/tape/op_checks.hpp"
 #include "ops/tape/streams.hpp"
 #include "ops/tape/tensor_parallel.hpp"

@@ -6,7 +6,7 @@
 #include "ops/cpu/with_best.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/cuda/embedding.hpp"
+#include "ops/cuda/layers/embedding.hpp"
 #include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {

@@ -6,11 +6,11 @@
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
 #include "ops/cpu/with_best.hpp"
-#include "ops/cuda/activation.hpp"
-#include "ops/cuda/column_sum.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/cuda/gemm.hpp"
+#include "ops/cuda/gemm/gemm.hpp"
+#include "ops/cuda/layers/activation.hpp"
+#include "ops/cuda/layers/column_sum.hpp"
 #include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {

@@ -4,7 +4,7 @@
 #include "ops/cpu/rotary_embedding.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/cuda/rotary_embedding.hpp"
+#include "ops/cuda/layers/rotary_embedding.hpp"
 #include "ops/shared/heads.hpp"
 
 namespace stepgraph {

@@ -7,7 +7,7 @@
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/norm.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
-#include "ops/cuda/norm.hpp"
+#include "ops/cuda/layers/norm.hpp"
 #include "ops/tape/tape.hpp"
 
 // Shared by ops that normalise rows. Internal to ops/.

@@ -5,10 +5,10 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/lanes.hpp"
 #include "ops/cpu/residual.hpp"
-#include "ops/cuda/column_sum.hpp"
 #include "ops/cuda/common/built.hpp"
 #include "ops/cuda/common/device_drop.hpp"
 #include "ops/cuda/common/workspace_bytes.hpp"
+#include "ops/cuda/layers/column_sum.hpp"
 #include "ops/layers/residual.hpp"
 #include "ops/tape/op_checks.hpp"
 

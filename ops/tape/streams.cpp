@@ -5,7 +5,7 @@
 
 #include "engine/base/arithmetic.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/streams.hpp"
+#include "ops/cuda/transfers/streams.hpp"
 
 namespace stepgraph {
 namespace {

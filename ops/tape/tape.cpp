@@ -6,7 +6,7 @@
 #include "engine/base/words.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/residual.hpp"
+#include "ops/cuda/layers/residual.hpp"
 
 namespace stepgraph {
 

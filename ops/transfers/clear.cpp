@@ -4,7 +4,7 @@
 
 #include "engine/run/context.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/streams.hpp"
+#include "ops/cuda/transfers/streams.hpp"
 
 namespace stepgraph {
 

@@ -8,7 +8,7 @@
 #include "ops/cpu/compress.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/compress.hpp"
+#include "ops/cuda/transfers/compress.hpp"
 #include "ops/shared/compress_codes.hpp"
 #include "ops/tape/streams.hpp"
 

@@ -6,7 +6,7 @@
 #include "ops/cpu/convert.hpp"
 #include "ops/cpu/into.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/streams.hpp"
+#include "ops/cuda/transfers/streams.hpp"
 #include "ops/tape/number.hpp"
 #include "ops/tape/streams.hpp"
 

@@ -8,7 +8,7 @@
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/hash.hpp"
+#include "ops/cuda/transfers/hash.hpp"
 #include "ops/tape/streams.hpp"
 
 namespace stepgraph {

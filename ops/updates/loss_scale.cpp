@@ -5,7 +5,7 @@
 #include "engine/base/error.hpp"
 #include "engine/run/context.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/loss_scale.hpp"
+#include "ops/cuda/updates/loss_scale.hpp"
 #include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {

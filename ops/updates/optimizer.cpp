@@ -12,8 +12,8 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/optimizer.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/exact_squares.hpp"
-#include "ops/cuda/optimizer.hpp"
+#include "ops/cuda/updates/exact_squares.hpp"
+#include "ops/cuda/updates/optimizer.hpp"
 #include "ops/tape/op_checks.hpp"
 #include "ops/tape/streams.hpp"
 

@@ -2,7 +2,7 @@
 
 #include "engine/run/context.hpp"
 #include "ops/cuda/common/built.hpp"
-#include "ops/cuda/streams.hpp"
+#include "ops/cuda/transfers/streams.hpp"
 #include "ops/tape/op_checks.hpp"
 
 namespace stepgraph {

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "ops/cpu/gemm/gemm_x86_bf16.hpp"
+#include "ops/cpu/gemm/x86/bf16.hpp"
 #include "ops/cpu/instructions.hpp"
 #include "ops/tape/tensor.hpp"
 #include "tests/x86/checks.hpp"

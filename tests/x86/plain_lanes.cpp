@@ -1,6 +1,6 @@
-#include "ops/cpu/gemm/gemm_x86_panels.hpp"
+#include "ops/cpu/gemm/x86/panels.hpp"
 
-// The blocks of ops/cpu/gemm/gemm_avx512.cpp with vectors in plain C++, for machines and emulators without AVX-512.
+// The blocks of ops/cpu/gemm/x86/avx512.cpp with vectors in plain C++, for machines and emulators without AVX-512.
 // Packing is that of AVX2, for which this file is compiled.
 namespace stepgraph::cpu {
 namespace {

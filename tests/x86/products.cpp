@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ops/cpu/gemm/gemm.hpp"
-#include "ops/cpu/gemm/gemm_x86.hpp"
+#include "ops/cpu/gemm/x86/x86.hpp"
 #include "tests/x86/checks.hpp"
 #include "tests/x86/operands.hpp"
 

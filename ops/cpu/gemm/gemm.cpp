@@ -13,10 +13,10 @@
 #include "ops/cpu/into.hpp"
 #include "ops/cpu/with_best.hpp"
 #if defined(__aarch64__)
-#include "ops/cpu/gemm/gemm_neon.hpp"
-#include "ops/cpu/gemm/gemm_sve.hpp"
+#include "ops/cpu/gemm/arm/neon.hpp"
+#include "ops/cpu/gemm/arm/sve.hpp"
 #elif defined(__x86_64__)
-#include "ops/cpu/gemm/gemm_x86.hpp"
+#include "ops/cpu/gemm/x86/x86.hpp"
 #endif
 
 namespace stepgraph {

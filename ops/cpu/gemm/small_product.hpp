@@ -4,7 +4,7 @@
 
 #include "ops/cpu/vector.hpp"
 #if defined(STEPGRAPH_NEON)
-#include "ops/cpu/gemm/small_product_neon.hpp"
+#include "ops/cpu/gemm/arm/small_product.hpp"
 #endif
 
 // Products of matrices that fit a cache, for kernels that produce and consume them tile by tile. Computed in blocks

@@ -1,5 +1,5 @@
 #pragma once
-#include "ops/cuda/residual.hpp"
+#include "ops/cuda/layers/residual.hpp"
 #include "ops/shared/dropout_mask.hpp"
 
 namespace stepgraph::cuda {

@@ -1,7 +1,7 @@
 #pragma once
 #include "ops/cuda/common/pack.cuh"
 #include "ops/cuda/common/random_mask.cuh"
-#include "ops/cuda/residual.hpp"
+#include "ops/cuda/layers/residual.hpp"
 
 // Dropout in kernels. Internal to ops/cuda/.
 namespace stepgraph::cuda {

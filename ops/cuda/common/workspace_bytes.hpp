@@ -17,7 +17,7 @@ inline constexpr std::int64_t workspace_alignment = 256;
 
 [[nodiscard]] constexpr std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// --- sums over rows: ops/cuda/column_sum.cuh -------------------------------------------------------------------------
+// --- sums over rows: ops/cuda/layers/column_sum.cuh ------------------------------------------------------------------
 
 // Blocks of rows, each summed by one thread block; the sums of all blocks lie in the workspace.
 struct ColumnBlocks {
@@ -100,7 +100,7 @@ struct EmbeddingSums {
   return sums;
 }
 
-// --- products: ops/cuda/gemm_choice.cuh ------------------------------------------------------------------------------
+// --- products: ops/cuda/gemm/choice.cuh ------------------------------------------------------------------------------
 
 // What the library may use: room for the partial sums of split-k, whose tiles have up to 256 rows and columns. The
 // library chooses its algorithm for exactly this size.

@@ -7,7 +7,7 @@
 
 #include "engine/run/context.hpp"
 #include "engine/run/device.hpp"
-#include "ops/cuda/exact_squares.hpp"
+#include "ops/cuda/updates/exact_squares.hpp"
 #include "ops/updates/loss_scale.hpp"
 #include "ops/updates/optimizer.hpp"
 #include "tests/support/ops/device_case.hpp"
