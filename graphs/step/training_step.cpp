@@ -7,8 +7,8 @@
 
 #include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/memory/limits.hpp"
-#include "graphs/step/offload/choose.hpp"
-#include "graphs/step/offload/fill_device.hpp"
+#include "graphs/step/offload/choose/choose.hpp"
+#include "graphs/step/offload/choose/fill_device.hpp"
 
 namespace stepgraph {
 namespace {

@@ -9,8 +9,8 @@
 #include "graphs/step/builder/builder.hpp"
 #include "graphs/step/builder/resolve.hpp"
 #include "graphs/step/memory/likeness.hpp"
-#include "graphs/step/offload/choose.hpp"
-#include "graphs/step/offload/open_amounts.hpp"
+#include "graphs/step/offload/choose/choose.hpp"
+#include "graphs/step/offload/choose/open_amounts.hpp"
 #include "graphs/step/pipeline.hpp"
 #include "graphs/step/recompute.hpp"
 

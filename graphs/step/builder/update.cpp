@@ -6,7 +6,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/weights.hpp"
 #include "graphs/step/builder/builder.hpp"
-#include "graphs/step/offload/choose.hpp"
+#include "graphs/step/offload/choose/choose.hpp"
 #include "ops/tape/streams.hpp"
 #include "ops/transfers/clear.hpp"
 #include "ops/transfers/convert.hpp"

@@ -6,7 +6,7 @@
 #include "graphs/models/gpt2.hpp"
 #include "graphs/step/builder/build_step.hpp"
 #include "graphs/step/builder/resolve.hpp"
-#include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/offload/choose/strategy.hpp"
 #include "tests/support/training/short_training.hpp"
 
 namespace sg = stepgraph;

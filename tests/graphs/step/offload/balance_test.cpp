@@ -1,5 +1,5 @@
 // Which units are updated on the device, on the host, or stay resident.
-#include "graphs/step/offload/balance.hpp"
+#include "graphs/step/offload/choose/balance.hpp"
 
 #include <algorithm>
 #include <catch2/catch_approx.hpp>

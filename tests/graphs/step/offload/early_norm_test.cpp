@@ -1,5 +1,5 @@
 // Squares of offloaded gradients are summed while the gradient is on the device.
-#include "graphs/step/offload/early_norm.hpp"
+#include "graphs/step/offload/pass/early_norm.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <string>

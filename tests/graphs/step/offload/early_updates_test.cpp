@@ -1,5 +1,5 @@
 // Without clipping, updates with offloaded states run in the backward pass.
-#include "graphs/step/offload/early_updates.hpp"
+#include "graphs/step/offload/pass/early_updates.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

@@ -1,5 +1,5 @@
 // What stays on a device that has room left, and how much the host updates.
-#include "graphs/step/offload/fill_device.hpp"
+#include "graphs/step/offload/choose/fill_device.hpp"
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,5 +1,5 @@
 // Recompute::automatic: which layers are kept, recomputed and offloaded.
-#include "graphs/step/offload/layers.hpp"
+#include "graphs/step/offload/choose/layers.hpp"
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,12 +1,12 @@
 // Slots for the uses of offloaded buffers, and the transfers that fill them.
-#include "graphs/step/offload/slots.hpp"
+#include "graphs/step/offload/pass/slots.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <set>
 
 #include "engine/base/error.hpp"
 #include "engine/run/storage.hpp"
-#include "graphs/step/offload/transfers.hpp"
+#include "graphs/step/offload/pass/transfers.hpp"
 
 namespace sg = stepgraph;
 using sg::offload::HomeTable;

@@ -1,5 +1,5 @@
 // Strategies of offload: when they act, how much they move, and what they refuse.
-#include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/offload/choose/strategy.hpp"
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

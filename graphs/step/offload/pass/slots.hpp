@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "graphs/step/offload/uses.hpp"
+#include "graphs/step/offload/pass/uses.hpp"
 
 // Memory for the buffers of a use. Internal to graphs/step/offload.
 namespace stepgraph::offload {

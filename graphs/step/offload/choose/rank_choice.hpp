@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "graphs/plan/plan.hpp"
-#include "graphs/step/offload/balance.hpp"
-#include "graphs/step/offload/units.hpp"
+#include "graphs/step/offload/choose/balance.hpp"
+#include "graphs/step/offload/choose/units.hpp"
 
 // The homes of one rank. Internal to graphs/step/offload.
 namespace stepgraph::offload {

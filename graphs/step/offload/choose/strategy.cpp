@@ -1,4 +1,4 @@
-#include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/offload/choose/strategy.hpp"
 
 #include <algorithm>
 #include <map>
@@ -11,8 +11,8 @@
 #include "engine/plan/memory_peak.hpp"
 #include "graphs/layout/layout.hpp"
 #include "graphs/step/memory/does_not_fit.hpp"
-#include "graphs/step/offload/choose.hpp"
-#include "graphs/step/offload/fill_device.hpp"
+#include "graphs/step/offload/choose/choose.hpp"
+#include "graphs/step/offload/choose/fill_device.hpp"
 
 namespace stepgraph {
 namespace {

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/host_updates.hpp"
+#include "graphs/step/offload/pass/host_updates.hpp"
 
 #include <set>
 

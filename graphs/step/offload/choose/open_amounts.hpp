@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "graphs/plan/plan.hpp"
-#include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/offload/choose/strategy.hpp"
 #include "graphs/step/step_graph.hpp"
 
 // Which amounts of offload count for a step: those that options give, or those that are chosen. Internal to graphs/.

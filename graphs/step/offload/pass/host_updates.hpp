@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "graphs/step/offload/uses.hpp"
+#include "graphs/step/offload/pass/uses.hpp"
 
 // Updates that run on the host. Internal to graphs/step/offload.
 namespace stepgraph::offload {

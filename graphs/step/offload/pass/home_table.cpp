@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "engine/base/error.hpp"
-#include "graphs/step/offload/uses.hpp"
+#include "graphs/step/offload/pass/uses.hpp"
 
 namespace stepgraph::offload {
 

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/fill_device.hpp"
+#include "graphs/step/offload/choose/fill_device.hpp"
 
 #include <algorithm>
 #include <exception>

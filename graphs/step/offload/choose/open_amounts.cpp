@@ -1,12 +1,12 @@
-#include "graphs/step/offload/open_amounts.hpp"
+#include "graphs/step/offload/choose/open_amounts.hpp"
 
 #include <utility>
 #include <vector>
 
 #include "graphs/layout/layout.hpp"
 #include "graphs/step/builder/build_step.hpp"
-#include "graphs/step/offload/fill_device.hpp"
-#include "graphs/step/offload/layers.hpp"
+#include "graphs/step/offload/choose/fill_device.hpp"
+#include "graphs/step/offload/choose/layers.hpp"
 
 namespace stepgraph {
 

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/uses.hpp"
+#include "graphs/step/offload/pass/uses.hpp"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/layers.hpp"
+#include "graphs/step/offload/choose/layers.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +14,8 @@
 #include "graphs/layout/layout.hpp"
 #include "graphs/step/memory/does_not_fit.hpp"
 #include "graphs/step/memory_limit.hpp"
-#include "graphs/step/offload/choose.hpp"
-#include "graphs/step/offload/fill_device.hpp"
+#include "graphs/step/offload/choose/choose.hpp"
+#include "graphs/step/offload/choose/fill_device.hpp"
 
 namespace stepgraph {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "graphs/plan/plan.hpp"
-#include "graphs/step/offload/strategy.hpp"
+#include "graphs/step/offload/choose/strategy.hpp"
 #include "graphs/step/step_graph.hpp"
 
 // Recompute::automatic: which layers are kept, recomputed and offloaded. Internal to graphs/.

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/balance.hpp"
+#include "graphs/step/offload/choose/balance.hpp"
 
 #include <algorithm>
 #include <array>

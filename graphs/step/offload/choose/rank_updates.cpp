@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "graphs/step/offload/balance.hpp"
 #include "graphs/step/offload/bytes.hpp"
-#include "graphs/step/offload/rank_choice.hpp"
+#include "graphs/step/offload/choose/balance.hpp"
+#include "graphs/step/offload/choose/rank_choice.hpp"
 
 // Where a rank updates the units whose states are offloaded.
 namespace stepgraph::offload {

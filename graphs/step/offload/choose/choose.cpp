@@ -1,4 +1,4 @@
-#include "graphs/step/offload/choose.hpp"
+#include "graphs/step/offload/choose/choose.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -10,7 +10,7 @@
 #include "engine/plan/planned_sizes.hpp"
 #include "engine/run/storage.hpp"
 #include "graphs/step/memory/does_not_fit.hpp"
-#include "graphs/step/offload/rank_choice.hpp"
+#include "graphs/step/offload/choose/rank_choice.hpp"
 
 namespace stepgraph {
 namespace {

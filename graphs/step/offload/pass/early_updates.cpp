@@ -1,4 +1,4 @@
-#include "graphs/step/offload/early_updates.hpp"
+#include "graphs/step/offload/pass/early_updates.hpp"
 
 #include <algorithm>
 #include <map>

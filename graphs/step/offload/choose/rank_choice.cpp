@@ -1,4 +1,4 @@
-#include "graphs/step/offload/rank_choice.hpp"
+#include "graphs/step/offload/choose/rank_choice.hpp"
 
 #include <algorithm>
 #include <array>

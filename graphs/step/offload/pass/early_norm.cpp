@@ -1,4 +1,4 @@
-#include "graphs/step/offload/early_norm.hpp"
+#include "graphs/step/offload/pass/early_norm.hpp"
 
 #include <algorithm>
 #include <map>

@@ -2,8 +2,8 @@
 #include <vector>
 
 #include "graphs/plan/plan.hpp"
+#include "graphs/step/offload/choose/units.hpp"
 #include "graphs/step/offload/homes.hpp"
-#include "graphs/step/offload/units.hpp"
 #include "graphs/step/step_graph.hpp"
 
 // Which buffers of a step are offloaded, and where they lie. Internal to graphs/.

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/transfers.hpp"
+#include "graphs/step/offload/pass/transfers.hpp"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "graphs/step/offload/early_norm.hpp"
+#include "graphs/step/offload/pass/early_norm.hpp"
 
 // Updates in the backward pass. Internal to graphs/step/offload.
 namespace stepgraph::offload {

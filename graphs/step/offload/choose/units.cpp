@@ -1,4 +1,4 @@
-#include "graphs/step/offload/units.hpp"
+#include "graphs/step/offload/choose/units.hpp"
 
 #include <algorithm>
 #include <span>

@@ -4,10 +4,10 @@
 #include <map>
 
 #include "engine/base/error.hpp"
-#include "graphs/step/offload/early_updates.hpp"
 #include "graphs/step/offload/homes.hpp"
-#include "graphs/step/offload/host_updates.hpp"
-#include "graphs/step/offload/transfers.hpp"
+#include "graphs/step/offload/pass/early_updates.hpp"
+#include "graphs/step/offload/pass/host_updates.hpp"
+#include "graphs/step/offload/pass/transfers.hpp"
 
 namespace stepgraph {
 

@@ -1,4 +1,4 @@
-#include "graphs/step/offload/slots.hpp"
+#include "graphs/step/offload/pass/slots.hpp"
 
 #include <algorithm>
 #include <map>

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "graphs/step/offload/bytes.hpp"
-#include "graphs/step/offload/early_norm.hpp"
 #include "graphs/step/offload/homes.hpp"
+#include "graphs/step/offload/pass/early_norm.hpp"
 
 // When the nodes of a step use the buffers that have a home elsewhere. Internal to graphs/step/offload.
 namespace stepgraph::offload {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "graphs/step/offload/slots.hpp"
+#include "graphs/step/offload/pass/slots.hpp"
 
 // The nodes that copy bytes between homes and slots. Internal to graphs/step/offload.
 namespace stepgraph::offload {
