@@ -11,7 +11,7 @@
 namespace stepgraph::testing {
 
 // Runs `stepgraph ARGUMENTS`, without the search for leaks that takes seconds at the end of each process of the asan
-// build (tests/tools/leaks_test.cpp has its own).
+// build (tests/tools/stepgraph/leaks_test.cpp has its own).
 [[nodiscard]] Outcome run_stepgraph(const std::string& arguments);
 
 // Runs a script of bash.
