@@ -55,7 +55,7 @@ std::vector<Trial> trials_of(int threads, bool small) {
     add(gpt2_of(size, 3), {}, size);
     add(model, {}, size, 2);
     add(other, {}, size, is_large ? 2 : 1);
-    if (!is_large) add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
+    add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
     if (ranks == 1) continue;
     const Plan replicas{.layout = {.dp = ranks}};
     add(model, replicas, size, 2);

@@ -176,6 +176,8 @@ Tape::Target Tape::target(const Tensor& of) {
   return {.out = made.buffer, .base = before ? std::optional(before->buffer) : std::nullopt};
 }
 
+bool Tape::begins_gradient(const Weight& of) const { return !(*spec_.weights)[of].has_gradient; }
+
 Tape::Target Tape::target(const Weight& of) {
   WeightTable::Entry& entry = (*spec_.weights)[of];
   const bool first          = !std::exchange(entry.has_gradient, true);

@@ -223,6 +223,8 @@ class Tape {
                                 std::bool_constant<std::invocable<Kernel&, const Context&, Doubles>>()));
   }
   static constexpr std::size_t max_weights = 4;  // per node
+  // Whether the gradient has no sum yet: the next one that is added writes all of it.
+  [[nodiscard]] bool begins_gradient(const Weight& of) const;
 
   // Makes the gradient of `from` the gradient of `of`, bit for bit. Adds a node only if `of` already has a gradient.
   void pass_gradient(const Tensor& of, const Tensor& from);

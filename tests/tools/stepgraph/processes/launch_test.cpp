@@ -27,7 +27,7 @@ struct LongRun {
   LongRun()
       : job({command_path(), "launch", "-n", "2", "--", "train", run.config(), "--set", "data={\"synthetic\": 1}",
              "--steps", "1000000", "--json", "--set", "backend=gloo", "--set", "layout.dp=2", "--flight", ""}) {
-    started = job.wait_for_text(0, "\"step\"", a_wait);
+    started = job.wait_for_text(0, "\"type\":\"step\"", a_wait);
   }
   SmallRun run;
   JobRun job;
@@ -149,7 +149,7 @@ TEST_CASE("a launch that is stopped by its terminal stops its ranks, and goes on
               "comm.timeout_ms=3000",
               "--flight",
               run.path("flight")});
-  REQUIRE(job.wait_for_text(0, "\"step\"", a_wait));
+  REQUIRE(job.wait_for_text(0, "\"type\":\"step\"", a_wait));
   const std::vector<pid_t> ranks = children_of(job.pid(0));
   REQUIRE(ranks.size() == 2);
   const auto is_stopped = [](pid_t pid) {

@@ -266,7 +266,7 @@ TEST_CASE("a signal ends a run with a checkpoint, from which it goes on", "[tool
     auto words = command;
     words.insert(words.end(), {"--steps", "1000000", "--resume"});
     sg::testing::JobRun job(words);
-    REQUIRE(job.wait_for_text(0, "\"step\"", a_wait));
+    REQUIRE(job.wait_for_text(0, "\"type\":\"step\"", a_wait));
     job.signal(0, number);
     CHECK(job.wait(a_wait) == std::vector<int>{128 + number});
     const auto written = lines_of(job.out(0), "checkpoint");
@@ -417,7 +417,7 @@ TEST_CASE("two runs do not write to one folder of checkpoints", "[tools][resume]
   const CheckpointedRun small;
   sg::testing::JobRun job({sg::testing::command_path(), "train", small.config(), "--set", "data={\"synthetic\": 1}",
                            "--json", "--set", "checkpoint.folder=" + small.folder(), "--steps", "1000000"});
-  REQUIRE(job.wait_for_text(0, "\"step\"", a_wait));
+  REQUIRE(job.wait_for_text(0, "\"type\":\"step\"", a_wait));
   const auto second = small.train("--resume --steps 1");
   CHECK(second.exit_code == 2);
   CHECK_THAT(second.err, ContainsSubstring("another run is writing to it"));
