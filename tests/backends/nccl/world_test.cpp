@@ -60,6 +60,9 @@ sg::Graph sums(int size, Rank rank, int count, std::int64_t bytes, const BodyOf&
   return graph;
 }
 
+// The time-out of processes that wait for what never comes.
+std::chrono::seconds short_wait() { return sg::testing::is_sanitized() ? 4s : 1s; }
+
 void run(const sg::Program& program) {
   sg::Executor executor({.threads = 1, .step_timeout = 40s * sg::testing::slowness()});
   executor.run(program);
@@ -70,8 +73,7 @@ void run(const sg::Program& program) {
 TEST_CASE("the world of NCCL passes the conformance suite", "[backends][nccl]") {
   const int size   = GENERATE(1, 2, 3, 4, 5);
   const bool exact = GENERATE(false, true);
-  static int seen  = 2;
-  if (sg::testing::left_out(seen, 5)) return;  // sanitized: 2 exact, 5
+  if (sg::testing::sanitized() && size != (exact ? 2 : 3)) return;
   CAPTURE(size, exact);
   std::vector<std::vector<std::string>> failures(static_cast<std::size_t>(size));
   const auto errors =
@@ -340,7 +342,7 @@ TEST_CASE("a recovery in which a communicator cannot be made ends all processes"
         static_cast<void>(sg::testing::error_of([&] { run(program); }));
         run(program);  // there is no other recovery
       },
-      quiet_options(1s * sg::testing::slowness()));
+      quiet_options(short_wait()));
   for (const std::string& error : errors)
     CHECK_THAT(error, ContainsSubstring("making communicator 'all'") && ContainsSubstring("time-out"));
 }
@@ -356,7 +358,7 @@ TEST_CASE("a process that never comes to a collective is named, with the node", 
                                   me.world);
         run(program);
       },
-      quiet_options(1s * sg::testing::slowness()));
+      quiet_options(short_wait()));
   for (const std::string& error : errors)
     CHECK_THAT(error, ContainsSubstring("rank 1") && ContainsSubstring("stuck") && ContainsSubstring("sum 0"));
 }
@@ -368,7 +370,7 @@ TEST_CASE("a process that never makes its communicator is a time-out", "[backend
         me.library.silent_in_make = me.process == 1;
         const sg::Program program(sums(2, Rank{me.process}, 1, 64), me.world);
       },
-      quiet_options(1s * sg::testing::slowness()));
+      quiet_options(short_wait()));
   for (const std::string& error : errors)
     CHECK_THAT(error, ContainsSubstring("making communicator 'all'") && ContainsSubstring("time-out"));
 }
@@ -451,11 +453,12 @@ TEST_CASE("training with exact reductions has the bits of loopback", "[backends]
       GENERATE(sg::Plan{.layout = {.dp = 2}}, sg::Plan{.layout = {.tp = 2}}, sg::Plan{.layout = {.pp = 2}},
                sg::Plan{.layout = {.dp = 2}, .shard = {.strategy = sg::Shard::full, .min_params = 100}});
   static int seen = 1;
-  if (sg::testing::left_out(seen, 2)) return;  // sanitized: tp, and dp with sharding
-  const sg::testing::Trained expected = sg::testing::train(golden("gpt2-tiny"), plan, 2, 3);
+  if (sg::testing::left_out(seen, 4)) return;  // sanitized: the last; the next test has dp and tp
+  const int steps                     = sg::testing::sanitized() ? 2 : 3;
+  const sg::testing::Trained expected = sg::testing::train(golden("gpt2-tiny"), plan, 2, steps);
   std::vector<sg::testing::Trained> found(2);
   const auto errors = in_nccl_processes(2, {.calls = {.exact = true}}, [&](const NcclProcess& me) {
-    found[static_cast<std::size_t>(me.process)] = sg::testing::train(golden("gpt2-tiny"), plan, 2, 3, me.world, 1);
+    found[static_cast<std::size_t>(me.process)] = sg::testing::train(golden("gpt2-tiny"), plan, 2, steps, me.world, 1);
   });
   CHECK(errors == nothing(2));
   for (const auto& each : found) {

@@ -35,8 +35,8 @@ TEST_CASE("exchanges by messages that overtake each other pass the conformance s
       GENERATE(std::vector<std::vector<int>>{{0}}, std::vector<std::vector<int>>{{0}, {1}},
                std::vector<std::vector<int>>{{0}, {1}, {2}}, std::vector<std::vector<int>>{{0}, {1}, {2}, {3}, {4}},
                std::vector<std::vector<int>>{{0, 1}, {2, 3}}, std::vector<std::vector<int>>{{1, 4}, {0}, {2, 3, 5}});
-  static int seen = 0;
-  if (sg::testing::left_out(seen, 5)) return;
+  static int seen = 1;
+  if (sg::testing::left_out(seen, 5)) return;  // sanitized: two processes of two ranks
   int num_ranks = 0;
   for (const auto& process : processes) num_ranks += static_cast<int>(process.size());
   CAPTURE(processes.size(), num_ranks);

@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include "graphs/train/broadcast_weights.hpp"
+#include "tests/support/scale.hpp"
 #include "tests/support/training/golden.hpp"
 #include "tests/support/training/short_training.hpp"
 #include "tests/support/worlds/eager_world.hpp"
@@ -13,8 +14,10 @@ namespace sg = stepgraph;
 TEST_CASE("a step issued to a device trains to the same bits as a step on the CPU", "[graphs][device]") {
   const sg::testing::Golden& golden = sg::testing::golden("gpt2-tiny");
   const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .shard = {.strategy = sg::Shard::full, .min_params = 100}};
+  const int steps = sg::testing::sanitized() ? 2 : 3, micro = sg::testing::sanitized() ? 2 : 1;
   sg::testing::EagerWorld world(8);
-  const auto issued = sg::testing::train(golden, plan, 1, 3, world), direct = sg::testing::train(golden, plan, 1, 3);
+  const auto issued = sg::testing::train(golden, plan, micro, steps, world),
+             direct = sg::testing::train(golden, plan, micro, steps);
   CHECK(issued.loss == direct.loss);
   CHECK(issued.grad_norm == direct.grad_norm);
   CHECK(issued.gradients == direct.gradients);

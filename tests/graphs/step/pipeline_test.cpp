@@ -160,7 +160,8 @@ TEST_CASE("balanced stages train to the same bits, and the slowest is faster", "
   const auto model     = sg::gpt2({.layers = 8, .width = 16, .heads = 4, .context = 16, .vocab = 512});
   const int steps      = sg::testing::cases(5);
   const auto reference = sg::testing::train(model, {}, batch_of_8, steps);
-  for (const char* schedule : {"1f1b", "zb-v"}) {
+  for (const char* const schedule : {"1f1b", "zb-v"}) {
+    if (sg::testing::sanitized() && std::string_view(schedule) == "1f1b") continue;
     CAPTURE(schedule);
     sg::Plan plan{.layout = {.pp = 2}, .pipeline = {.schedule = schedule}};
     const auto even_costs  = sg::stage_costs(model, plan, batch_of_8);
@@ -193,7 +194,7 @@ TEST_CASE("V schedules train to the same bits with sharding, recomputation and f
   for (const char* schedule : {"zb-v", "v-half", "v-min", "dualpipe-v"}) {
     CAPTURE(model.kind, micro, schedule);
     sg::Plan plan{.layout = {.dp = 2, .pp = 2}, .pipeline = {.schedule = schedule}};
-    CHECK(sg::testing::train(model, plan, batch, steps) == reference);
+    if (!sg::testing::sanitized()) CHECK(sg::testing::train(model, plan, batch, steps) == reference);
     plan.shard     = {.strategy = sg::Shard::full, .min_params = 1, .keep_between_microbatches = true};
     plan.recompute = sg::Recompute::full;
     CHECK(sg::testing::train(model, plan, batch, steps) == reference);
@@ -212,7 +213,8 @@ TEST_CASE("a searched schedule trains to the same bits, within its limit, and ev
     REQUIRE(with.pipeline.found);
     const sg::PipelineSchedule& found = *with.pipeline.found;
     CHECK(found.num_stages() == 2 * chunks);
-    CHECK(found == *sg::with_split(model, plan, batch_of_8).pipeline.found);
+    if (!sg::testing::sanitized() || chunks == 1)  // searches take long
+      CHECK(found == *sg::with_split(model, plan, batch_of_8).pipeline.found);
     for (const double peak : sg::peak_activations(found)) CHECK(peak <= 2);
     const auto costs = sg::stage_costs(model, plan, batch_of_8);
     const auto fixed =

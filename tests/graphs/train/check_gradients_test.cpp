@@ -59,11 +59,13 @@ TEST_CASE("the gradients of every model are those of its loss, in several layout
   if (sg::testing::sanitized() && layout.num_ranks() == 1) return;
   static int seen = 0;
   if (sg::testing::left_out(seen, 3)) return;
-  const int elements = sg::testing::sanitized() ? 1 : 3;
+  const int elements = sg::testing::sanitized() ? 1 : 3, global = sg::testing::sanitized() ? 2 : 4;
   sg::LoopbackWorld world(layout);
-  const auto check = sg::check_gradients(
-      model, world,
-      {.plan = {.layout = layout}, .batch = {.global = 4, .micro = 1, .seq = 8}, .elements = elements, .threads = 2});
+  const auto check = sg::check_gradients(model, world,
+                                         {.plan     = {.layout = layout},
+                                          .batch    = {.global = global, .micro = 1, .seq = 8},
+                                          .elements = elements,
+                                          .threads  = 2});
   CAPTURE(model.kind, to_string(layout), to_string(check));
   CHECK(check.passed());
   CHECK(check.tensors.size() == model.parameters().size());

@@ -59,8 +59,9 @@ bool same_bits(const sg::Plan& a, const sg::Plan& b) {
 TEST_CASE("a run that goes on in another layout continues the run that never stopped", "[graphs][train][checkpoint]") {
   std::mt19937 random(19);
   const sg::Model gpt2 = small_gpt2(), llama = small_llama();
-  int num_equal = 0;
-  for (int pair = 0; pair < sg::testing::cases(40); ++pair) {
+  int num_equal       = 0;
+  const int num_pairs = sg::testing::scale() >= 8 ? 3 : sg::testing::cases(40);
+  for (int pair = 0; pair < num_pairs; ++pair) {
     const sg::Model& model = pair % 2 == 0 ? gpt2 : llama;
     const sg::Plan before  = random_plan(random);
     sg::Plan after         = random_plan(random);
@@ -134,9 +135,9 @@ TEST_CASE("all that a run can train with continues in another layout", "[graphs]
        {.dp = 2, .tp = 1, .pp = 2},
        {.dp = 1, .tp = 2, .pp = 1}}};
   const sg::BatchSpec spec{.global = 12, .micro = 1, .seq = 4};
-  int seen = 0;
+  int seen = 1;
   for (const Case& each : cases) {
-    if (sg::testing::left_out(seen, 2)) continue;
+    if (sg::testing::left_out(seen, 3)) continue;  // sanitized: bf16, and a vocabulary that tp does not divide
     CAPTURE(each.name);
     const TempFolder folder(fast_folder());
     Training first(each.model, each.before, spec);

@@ -108,6 +108,8 @@ TEST_CASE("greedy generation gives the same tokens in every layout", "[graphs][t
   for (const sg::LayoutSpec& layout :
        {sg::LayoutSpec{.dp = 2}, {.tp = 2}, {.pp = 2}, {.pp = 4}, {.dp = 2, .tp = 2, .pp = 2}, {.tp = 4, .pp = 2}}) {
     if (sg::testing::scale() > 1 && layout.num_ranks() < 8) continue;  // slow under sanitizers
+    static int seen = 0;
+    if (sg::testing::left_out(seen, 3)) continue;  // sanitized: each of the other two with one model
     CAPTURE(name, to_string(layout));
     CHECK(continued(name, layout).tokens == reference.tokens);
   }
@@ -181,15 +183,16 @@ TEST_CASE("SGD with momentum trains to the same loss in every layout", "[graphs]
   };
   for (const int dp : {1, 2, 4}) {
     for (const int tp : {1, 2, 4}) {
-      if (sg::testing::scale() > 1 && dp * tp != 4) continue;
+      if (sg::testing::scale() > 1 && (dp * tp != 4 || dp == 1)) continue;
       const sg::testing::History split = train({.dp = dp, .tp = tp});
       CAPTURE(dp, tp);
       check_like(split, alone);
       for (const int pp : {2, 4}) {
+        if (sg::testing::sanitized() && pp == 4) continue;
         CAPTURE(pp);
         CHECK(train({.dp = dp, .tp = tp, .pp = pp}) == split);
       }
-      if (dp == 1) continue;
+      if (dp == 1 || (sg::testing::sanitized() && tp > 1)) continue;
       for (const auto strategy : {sg::Shard::zero1, sg::Shard::grad_op, sg::Shard::full}) {
         CAPTURE(sg::to_string(strategy));
         CHECK(train({.dp = dp, .tp = tp, .pp = 2}, strategy) == split);

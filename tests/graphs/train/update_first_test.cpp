@@ -40,7 +40,7 @@ struct Seen {
 };
 
 struct How {
-  int steps      = 4;
+  int steps      = sg::testing::sanitized() ? 3 : 4;
   int flush_each = 0;  // flush after every so many steps; 0: never
 };
 
@@ -106,7 +106,7 @@ TEST_CASE("a step that begins with the update before it has the same bits, howev
   if (strategy == Shard::zero1 && reduce == ReduceWhen::each) return;
   if (sg::testing::scale() > 1 && flat == (layout.dp == 4)) return;
   static int seen = 0;
-  if (sg::testing::left_out(seen, 3)) return;
+  if (sg::testing::left_out(seen, 5)) return;
   const sg::Plan plan{.layout = layout,
                       .shard  = {.strategy   = strategy,
                                  .reduce     = reduce,
@@ -150,8 +150,8 @@ TEST_CASE("a step that begins with the update before it has the same bits in bf1
 TEST_CASE("steps in f16 that are skipped are skipped one step later, too", "[graphs][update_first][loss_scale]") {
   const auto kind             = GENERATE(sg::OptimizerKind::adamw, sg::OptimizerKind::sgd);
   const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.dp = 2, .tp = 2, .pp = 2});
-  static int seen             = 0;
-  if (sg::testing::left_out(seen, 3)) return;
+  static int seen             = 1;
+  if (sg::testing::left_out(seen, 4)) return;  // sanitized: the last; AdamW in f16 is in the test of checkpoints
   CAPTURE(to_string(kind), to_string(layout));
   const sg::Plan plan{
       .layout    = layout,
@@ -169,10 +169,10 @@ TEST_CASE("a flush may come after any step, and the step that follows has the sa
   const int each       = GENERATE(1, 2, 3);
   const Shard strategy = GENERATE(Shard::none, Shard::zero1, Shard::full);
   static int seen      = 0;
-  if (sg::testing::left_out(seen, 4)) return;
+  if (sg::testing::left_out(seen, 8)) return;  // sanitized: the first and the last
   CAPTURE(each, to_string(strategy));
   const sg::Plan plan{.layout = {.dp = 2}, .shard = {.strategy = strategy, .min_params = 50}};
-  check_same(small_gpt2(), plan, batch_of(plan, 2), {.steps = 5, .flush_each = each});
+  check_same(small_gpt2(), plan, batch_of(plan, 2), {.steps = sg::testing::sanitized() ? 4 : 5, .flush_each = each});
 }
 
 TEST_CASE("updates that come first work with expanded collectives", "[graphs][update_first]") {
@@ -285,6 +285,7 @@ TEST_CASE("checkpoints of both kinds of step are the same, and each resumes into
   }();
   for (const bool from : {false, true}) {
     for (const bool into : {false, true}) {
+      if (sg::testing::sanitized() && from == into) continue;
       CAPTURE(from, into);
       Kind kind(model, plan, batch, into);
       train(kind, 1);  // leaves an update that loading must not apply

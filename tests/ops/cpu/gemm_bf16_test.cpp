@@ -10,6 +10,7 @@
 
 #include "ops/cpu/gemm/gemm.hpp"
 #include "tests/support/ops/elements.hpp"
+#include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
 
@@ -153,6 +154,7 @@ TEMPLATE_TEST_CASE("products of bf16 of all sizes, layouts and epilogues agree w
                    float, sg::bf16) {
   const auto kernel = GENERATE(from_range(kernels()));
   int number        = 0;
+  static int seen   = 0;
   for (const Shape& shape : {Shape{1, 1, 1},
                              {5, 7, 3},
                              {8, 12, 4},
@@ -168,6 +170,7 @@ TEMPLATE_TEST_CASE("products of bf16 of all sizes, layouts and epilogues agree w
     for (const Stored a : all_stored) {
       for (const Stored b : all_stored) {
         const int extras = number++ % 16;
+        if (sg::testing::left_out(seen, 5)) continue;
         check(kernel,
               Case<TestType>{shape, {(extras & 1) != 0, (extras & 3) == 3, (extras & 4) != 0, (extras & 8) != 0}}, a,
               b);
@@ -197,6 +200,7 @@ TEMPLATE_TEST_CASE("an element of a product of bf16 has the same bits in every t
   const std::int64_t tiles = sg::num_gemm_tiles<sg::bf16>(210, 310, kernel);
   REQUIRE(tiles > 8);
   for (const std::int64_t of : {1, 3, 8}) {  // as threads would share them
+    if (sg::testing::sanitized() && of != 3) continue;
     auto c          = with.base;
     const auto gemm = with.gemm(c, Stored::rows, Stored::rows);
     for (std::int64_t first = 0; first < tiles; first += of)
@@ -205,6 +209,7 @@ TEMPLATE_TEST_CASE("an element of a product of bf16 has the same bits in every t
     CHECK(same_bits(c, expected));
   }
   for (const std::int64_t skip : {1, 5, 64}) {  // the rows and columns from `skip` on
+    if (sg::testing::sanitized() && skip != 5) continue;
     auto c    = with.base;
     auto gemm = with.gemm(c, Stored::rows, Stored::rows);
     gemm.m -= skip, gemm.n -= skip;

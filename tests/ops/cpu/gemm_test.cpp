@@ -284,11 +284,14 @@ TEMPLATE_TEST_CASE("tiles may be computed one by one or joined, in any pieces", 
     return c;
   };
   const auto one_by_one = in_pieces(1);
-  // All sizes up to 6, then about one and a half times as large each, and all tiles in one piece.
+  // All sizes up to 6, then about one and a half times as large each, and all tiles in one piece. Sanitized: four times
+  // as large each.
   for (std::int64_t of = 2; of <= tiles;) {
     const auto joined = in_pieces(of);
     CHECK(std::memcmp(joined.data(), one_by_one.data(), joined.size() * sizeof(TestType)) == 0);
-    const std::int64_t next = of < 6 || sg::testing::runs_all() ? of + 1 : of + of / 2;
+    const std::int64_t next = sg::testing::sanitized()            ? 4 * of
+                              : of < 6 || sg::testing::runs_all() ? of + 1
+                                                                  : of + of / 2;
     of                      = of < tiles ? std::min(next, tiles) : next;
   }
 }

@@ -9,6 +9,8 @@
 #include <functional>
 #include <vector>
 
+#include "tests/support/scale.hpp"
+
 namespace sg = stepgraph;
 
 namespace {
@@ -45,6 +47,7 @@ TEST_CASE("masks of adjacent elements, of other sites, steps and high words are 
   const sg::DropoutMask of = mask(0.5);
   const auto here          = [&](std::uint64_t e) { return of.keeps(e); };
   for (int bit = 0; bit < 40; ++bit) {
+    if (sg::testing::sanitized() && bit % 8 != 0) continue;
     CAPTURE(bit);
     CHECK(std::abs(deviation(here, [&](std::uint64_t e) { return of.keeps(e + (std::uint64_t{1} << bit)); })) < 4.5);
   }

@@ -7,6 +7,7 @@
 #include "engine/base/error.hpp"
 #include "graphs/models/gpt2.hpp"
 #include "graphs/step/training_step.hpp"
+#include "tests/support/scale.hpp"
 
 namespace sg = stepgraph;
 using Catch::Matchers::ContainsSubstring;
@@ -29,6 +30,8 @@ std::int64_t device_bytes(const sg::StepGraph& step) {
 TEST_CASE("nothing moves where device_bytes is enough without offload", "[graphs][offload]") {
   const sg::LayoutSpec layout = GENERATE(sg::LayoutSpec{}, sg::LayoutSpec{.pp = 2}, sg::LayoutSpec{.dp = 2});
   const int classes           = GENERATE(1, 2, 4, 8, 15);
+  static int seen             = 0;
+  if (sg::testing::left_out(seen, 2)) return;
   constexpr sg::BatchSpec two{.global = 4, .micro = 1, .seq = 16};
   sg::Plan plan{.layout  = layout,
                 .offload = {.params      = (classes & 1) != 0,
