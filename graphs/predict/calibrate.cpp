@@ -33,8 +33,8 @@ Model gpt2_of(const Size& size, int layers = 1) {
 
 // With as many ranks as threads, every thread is busy with a rank's own nodes; with half as many, each rank has a
 // helper; with two ranks, each has half of the threads. With one, all threads share its nodes. Layers are alike, but
-// one layer of one or two ranks could stay in the caches, so these have more. Large models are measured at fewer sizes:
-// they take most of the time.
+// one layer of one or two ranks could stay in the caches, so these have at least three. One layer of the other family
+// is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
 std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -58,7 +58,8 @@ std::vector<Trial> trials_of(int threads, bool small) {
     add(gpt2_of(size, small ? 2 : 4), {.layout = {.pp = 2}}, size, 1, 2);
     if (ranks == 1) continue;
     const Plan replicas{.layout = {.dp = ranks}};
-    add(ranks > 2 ? model : deep, replicas, size, 2);
+    const Model& of_all = ranks > 2 ? model : deep;
+    add(of_all, replicas, size, 2);
     add(deep, {.layout = {.tp = 2}}, size);
     if (pairs > 1) {
       add(model, {.layout = {.dp = pairs, .tp = 2}}, size);
@@ -67,10 +68,10 @@ std::vector<Trial> trials_of(int threads, bool small) {
       if (pairs > 2) add(deep, {.layout = {.dp = 2}}, size, 2);
     }
     if (is_large) continue;
-    add(model, replicas, size);
+    add(of_all, replicas, size);
     add(other, replicas, size);
-    add(model, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
-    add(model, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
+    add(pairs > 1 ? model : deep, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
+    add(of_all, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
   }
   const std::size_t num_f32 = all.size();
   for (std::size_t i = 0; i < num_f32; ++i) {

@@ -105,15 +105,16 @@ Tensor embedding(Tape& tape, const Embedding& spec) {
   tape.on_backward({.outputs = {y}, .weight_gradients = [spec, y, shard, width](Tape& back) {
                       const auto wide_bytes = static_cast<std::int64_t>(size_bytes(back.wide_type()));
                       const auto sums = cuda::embedding_sums(spec.tokens.num_elements(), shard.size, width, wide_bytes);
-                      // It reads dy, adds to the row of each token and, if the sum begins, sets all rows before.
-                      const std::int64_t added = 2 * y.num_elements(), set = shard.size * width;
-                      const std::int64_t sum_bytes =
-                          wide_bytes * (back.begins_gradient(spec.weight) ? added + set : added);
+                      // It reads dy for the tokens of its shard and adds to their rows. The first one sets all rows.
+                      const std::int64_t own = y.num_elements() / back.tp().size;
+                      const std::int64_t set = back.begins_gradient(spec.weight) ? shard.size * width : 0;
+                      const std::int64_t bytes =
+                          own * static_cast<std::int64_t>(size_bytes(back.type())) + (2 * own + set) * wide_bytes;
                       back.add_weight_gradient<AllTypes>(
                           spec.weight,
                           {.op              = "embedding_weight_gradient",
                            .reads           = {spec.tokens, back.gradient(y)},
-                           .cost            = {.bytes_moved = static_cast<double>(y.num_bytes() + sum_bytes)},
+                           .cost            = {.bytes_moved = static_cast<double>(bytes)},
                            .parallel        = true,
                            .device          = true,
                            .workspace_bytes = sums.workspace_bytes},

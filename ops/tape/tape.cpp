@@ -176,13 +176,13 @@ Tape::Target Tape::target(const Tensor& of) {
   return {.out = made.buffer, .base = before ? std::optional(before->buffer) : std::nullopt};
 }
 
-bool Tape::begins_gradient(const Weight& of) const { return !(*spec_.weights)[of].has_gradient; }
-
 Tape::Target Tape::target(const Weight& of) {
   WeightTable::Entry& entry = (*spec_.weights)[of];
   const bool first          = !std::exchange(entry.has_gradient, true);
   return {.out = entry.gradient, .in_place = !first};
 }
+
+bool Tape::begins_gradient(const Weight& of) const { return !(*spec_.weights)[of].has_gradient; }
 
 void Tape::pass_gradient(const Tensor& of, const Tensor& from) {
   if (!needs_gradient(of)) return;

@@ -60,7 +60,7 @@ sg::Graph sums(int size, Rank rank, int count, std::int64_t bytes, const BodyOf&
   return graph;
 }
 
-// The time-out of processes that wait for what never comes.
+// The time-out of processes that wait for a peer that never answers.
 std::chrono::seconds short_wait() { return sg::testing::is_sanitized() ? 4s : 1s; }
 
 void run(const sg::Program& program) {

@@ -206,7 +206,7 @@ TEST_CASE("a step that would take all memory is refused before it is built", "[g
   CHECK_THROWS_WITH(
       sg::training_step(small_gpt2(), {.recompute = sg::Recompute::full}, {.global = 18'000, .micro = 1, .seq = 16}),
       ContainsSubstring("step: about 2484020 nodes"));
-  if (sg::testing::sanitized()) return;  // a step of 1,024 ranks takes long, and a test of expansions is refused so
+  if (sg::testing::sanitized()) return;  // takes long; tests of expansions have this refusal with fewer ranks
   CHECK_THROWS_WITH(sg::training_step(small_gpt2(), {.layout = {.dp = 1024}, .algorithm = sg::Algorithm::ring},
                                       {.global = 1024, .micro = 1, .seq = 16}),
                     ContainsSubstring("expand: the algorithm ring makes about ") &&

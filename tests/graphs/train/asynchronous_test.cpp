@@ -257,7 +257,7 @@ TEST_CASE("over 1,000 steps of 8 ranks no staleness is beyond the bound, and the
 TEST_CASE("asynchronous ranks train in bf16 and f16, and an overflow drops the gradient of its own rank",
           "[graphs][asynchronous][precision]") {
   const sg::DType type = GENERATE(sg::DType::bf16, sg::DType::f16);
-  if (sg::testing::sanitized() && type == sg::DType::bf16) return;  // as in a test of evaluators below
+  if (sg::testing::sanitized() && type == sg::DType::bf16) return;  // the test of evaluators below trains in bf16
   CAPTURE(to_string(type));
   sg::Plan plan        = plan_of(2, 1, {.lr = 3e-3});
   plan.precision.param = type;

@@ -73,10 +73,10 @@ TEST_CASE("every schedule trains as transformers does", "[graphs][golden]") {
     check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind)), chunks), 2, 1);
     return;
   }
-  check_against_golden(model, plan_of({2, 2, 2}, std::string(to_string(kind)), chunks), 1, sg::testing::cases(5));
+  check_against_golden(model, plan_of({2, 2, 2}, std::string(to_string(kind)), chunks), 1, 5);
   if (!is_v_shaped(kind))  // the models have four layers
-    check_against_golden(model, plan_of({1, 1, 4}, std::string(to_string(kind))), 2, sg::testing::cases(5));
-  check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind))), 4, sg::testing::cases(5));
+    check_against_golden(model, plan_of({1, 1, 4}, std::string(to_string(kind))), 2, 5);
+  check_against_golden(model, plan_of({1, 1, 2}, std::string(to_string(kind))), 4, 5);
 }
 
 TEST_CASE("searched schedules train as transformers does", "[graphs][golden][search]") {

@@ -61,6 +61,21 @@ TEST_CASE("an embedding's gradient sums the rows of each token, and is zero for 
   CHECK(std::vector<double>(gradient.begin() + 3, gradient.begin() + 6) == std::vector<double>{0, 0, 0});
 }
 
+TEST_CASE("an embedding's gradient costs the rows that it adds to; the first one also sets the whole table",
+          "[ops][embedding]") {
+  Bench bench;
+  const sg::Tensor tokens = bench.tape.tensor("tokens", {6}, sg::DType::i32);
+  for (int i = 0; i < 2; ++i) {
+    const sg::Tensor y = sg::embedding(bench.tape, {.tokens = tokens, .weight = bench.tape.weight("table")});
+    bench.tape.set_gradient(y, bench.tape.tensor("dy", y.shape));
+  }
+  bench.tape.emit_gradients();
+  REQUIRE(bench.graph.num_nodes() == 4);
+  const double added = 4 * (3 * 6 * 4), set = 4 * (8 * 4);
+  CHECK(bench.graph.cost(sg::Node{2}) == sg::Cost{.bytes_moved = added + set});
+  CHECK(bench.graph.cost(sg::Node{3}) == sg::Cost{.bytes_moved = added});
+}
+
 TEST_CASE("a token outside the vocabulary stops the step and is named", "[ops][embedding][refuses]") {
   CHECK_THROWS_MATCHES(sg::testing::evaluate(embedding_case({1, 2, 5})), sg::Error,
                        MessageMatches(ContainsSubstring("embedding: token at position 2 is 5 (0 to 4)")));

@@ -77,9 +77,10 @@ TEST_CASE("training in bf16 has the same bits on 1, 2, 3, 8 and 16 threads with 
   const std::string run =
       str("train ",
           files
-              .put("run.json", sg::str(R"({"model": {"kind": "gpt2", "layers": )", sg::testing::sanitized() ? 1 : 2,
-                                       R"(, "width": 160, "heads": 4, "context": 96, "vocab": 500},
-                   "data": {"synthetic": 3}, "batch": {"global": 4, "micro": 2, "seq": 96}, "precision": {"param": "bf16"}})"))
+              .put("run.json", str(R"({"model": {"kind": "gpt2", "layers": )", sg::testing::sanitized() ? 1 : 2,
+                                   R"(, "width": 160, "heads": 4, "context": 96, "vocab": 500},
+                   "data": {"synthetic": 3}, "batch": {"global": 4, "micro": 2, "seq": 96},
+                   "precision": {"param": "bf16"}})"))
               .string(),
           " --steps ", sg::testing::cases(3), " --json");
   std::string first;

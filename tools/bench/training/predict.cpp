@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <iomanip>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <sstream>
-#include <utility>
 
 #include "backends/loopback/world.hpp"
 #include "engine/base/error.hpp"
@@ -23,14 +23,15 @@ namespace stepgraph::bench {
 
 namespace {
 
-Calibration calibration_for(const PredictOptions& options) {
-  if (options.machine) {
-    Calibration loaded = load_calibration(*options.machine);
-    if (loaded.threads != options.threads)
-      throw Error(ErrorKind::config, str(*options.machine, ": was measured with ", loaded.threads, " threads, not ",
-                                         options.threads, " (--threads ", loaded.threads, ")"));
-    return loaded;
-  }
+Calibration load_machine(const std::string& path, int threads) {
+  Calibration loaded = load_calibration(path);
+  if (loaded.threads != threads)
+    throw Error(ErrorKind::config, str(path, ": was measured with ", loaded.threads, " threads, not ", threads,
+                                       " (--threads ", loaded.threads, ")"));
+  return loaded;
+}
+
+Calibration measure_machine(const PredictOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   Calibration measured =
       calibrate([](int ranks) { return std::make_unique<LoopbackWorld>(ranks); },
@@ -41,7 +42,7 @@ Calibration calibration_for(const PredictOptions& options) {
   return measured;
 }
 
-// What an op has of a step: while n nodes run side by side, each has 1/n of the time.
+// The time of an op in a step. While n nodes run side by side, each counts for 1/n of the time.
 struct KernelTimes {
   std::uint32_t nodes = 0;
   std::vector<double> predicted_s, measured_s;  // by round; by recorded step
@@ -53,6 +54,16 @@ struct Measures {
   std::map<std::string, KernelTimes> kernels;       // by op; empty unless asked for
 };
 
+// By op, of nodes of all kinds.
+std::map<std::string, OpTime> kernel_times(const Graph& graph, const Timeline& timeline) {
+  std::map<std::string, OpTime> times;
+  for (const OpTime& op : op_times(graph, timeline)) {
+    times[op.op].num_tasks += op.num_tasks;
+    times[op.op].own_s += op.own_s;
+  }
+  return times;
+}
+
 void add_round(const TrainingCase& what, const Calibration& calibration, const PredictOptions& options, Measures& to) {
   const StepPrediction prediction = predict_step(gpt2(what.spec), what.plan, what.batch, calibration);
   to.predicted_s.push_back(prediction.makespan_s());
@@ -63,20 +74,21 @@ void add_round(const TrainingCase& what, const Calibration& calibration, const P
   for (int i = 0; i < (options.dry_run ? 1 : options.steps); ++i) {
     seconds.push_back(training.step(options.kernels ? &recorder : nullptr));
     if (!options.kernels) continue;
-    for (const OpTime& op : op_times(training.run().step().graph, recorder.timeline()))
-      to.kernels[op.op].measured_s.push_back(op.own_s);
+    for (const auto& [op, time] : kernel_times(training.run().step().graph, recorder.timeline()))
+      to.kernels[op].measured_s.push_back(time.own_s);
   }
   if (options.kernels) {
-    for (const OpTime& op : op_times(prediction.step.graph, prediction.timeline)) {
-      KernelTimes& kernel = to.kernels[op.op];
-      kernel.nodes        = op.num_tasks;
-      kernel.predicted_s.push_back(op.own_s);
+    for (const auto& [op, time] : kernel_times(prediction.step.graph, prediction.timeline)) {
+      to.kernels[op].nodes = time.num_tasks;
+      to.kernels[op].predicted_s.push_back(time.own_s);
     }
   }
   to.step_s.push_back(quantile(seconds, 0.5));
   to.ratios.push_back(to.predicted_s.back() / to.step_s.back());
   to.all_steps_s.insert(to.all_steps_s.end(), seconds.begin(), seconds.end());
 }
+
+double median(const std::vector<double>& values) { return values.empty() ? 0 : quantile(values, 0.5); }
 
 // Medians, the longest kernel first.
 void print_kernels(const TrainingCase& what, const Measures& measures, const PredictOptions& options) {
@@ -87,7 +99,7 @@ void print_kernels(const TrainingCase& what, const Measures& measures, const Pre
   };
   std::vector<Row> rows;
   for (const auto& [op, times] : measures.kernels)
-    rows.push_back({op, times.nodes, quantile(times.predicted_s, 0.5), quantile(times.measured_s, 0.5)});
+    rows.push_back({op, times.nodes, median(times.predicted_s), median(times.measured_s)});
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.measured_s > b.measured_s; });
   for (const Row& row : rows) {
     if (options.json) {
@@ -102,7 +114,7 @@ void print_kernels(const TrainingCase& what, const Measures& measures, const Pre
       continue;
     }
     std::ostringstream out;
-    out << "  " << std::left << std::setw(30) << row.op << std::right << std::setw(8) << row.nodes << std::fixed
+    out << "  " << std::left << std::setw(38) << row.op << std::right << std::setw(8) << row.nodes << std::fixed
         << std::setprecision(3) << std::setw(15) << 1e3 * row.predicted_s << std::setw(14) << 1e3 * row.measured_s;
     if (row.measured_s > 0) out << std::setprecision(2) << std::setw(8) << row.predicted_s / row.measured_s;
     cli::print_line(out.str());
@@ -142,12 +154,15 @@ void predict(const PredictOptions& options) {
     for (const std::string& layout : options.layouts) cases.push_back(training_case(model, layout));
   }
   std::vector<Measures> measures(cases.size());
+  Calibration calibration;
+  if (options.machine) calibration = load_machine(*options.machine, options.threads);
   for (int round = 0; round < options.rounds; ++round) {
-    const Calibration calibration = calibration_for(options);
+    if (!options.machine) calibration = measure_machine(options);
     if (round == 0 && !options.json)
       cli::print_line(str(
           "model  layout   predicted ms   measured ms   predicted / measured",
-          options.kernels ? "\n  kernel                           nodes   predicted ms   measured ms   ratio" : ""));
+          options.kernels ? "\n  kernel                                   nodes   predicted ms   measured ms   ratio"
+                          : ""));
     for (std::size_t i = 0; i < cases.size(); ++i) {
       add_round(cases[i], calibration, options, measures[i]);
       if (round + 1 < options.rounds) continue;

@@ -11,8 +11,8 @@ struct PredictOptions {
   int steps                          = 5;
   int rounds                         = 1;  // of measuring the machine and running steps; medians are printed
   int threads                        = 2;
-  std::optional<std::string> machine = {};  // a calibration file; none: measure first
-  bool kernels                       = false;  // records the steps, and prints what each kernel has of them
+  std::optional<std::string> machine = {};     // a calibration file; none: measure first
+  bool kernels                       = false;  // records the steps and prints the time of each kernel
   bool dry_run                       = false;
   bool json                          = false;
 };

@@ -154,7 +154,7 @@ void add_bench_predict(Command bench) {
           "--rounds", options->rounds,
           "How often the machine is measured (without --machine) and the steps run, for machines whose speed changes")
       .between(1, 100);
-  command.flag("--kernels", options->kernels, "Also what each kernel has of a step, predicted and measured");
+  command.flag("--kernels", options->kernels, "Also print the time of each kernel in a step, predicted and measured");
   command.footer(str(models_text,
                      "With several rounds, medians are printed; that of the ratios is not the ratio of the medians.\n"
                      "Example: stepgraph bench predict --models S --json"));
