@@ -65,8 +65,10 @@ TEST_CASE("an embedding's gradient costs the rows that it adds to; the first one
           "[ops][embedding]") {
   Bench bench;
   const sg::Tensor tokens = bench.tape.tensor("tokens", {6}, sg::DType::i32);
+  const sg::Buffer buffer = bench.graph.buffer({.size_bytes = 4 * (8 * 4), .type = sg::DType::f32});
+  bench.weights.add({.name = "wte", .shape = {8, 4}, .value = buffer, .gradient = buffer});
   for (int i = 0; i < 2; ++i) {
-    const sg::Tensor y = sg::embedding(bench.tape, {.tokens = tokens, .weight = bench.tape.weight("table")});
+    const sg::Tensor y = sg::embedding(bench.tape, {.tokens = tokens, .weight = bench.tape.weight("wte")});
     bench.tape.set_gradient(y, bench.tape.tensor("dy", y.shape));
   }
   bench.tape.emit_gradients();
