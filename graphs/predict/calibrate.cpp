@@ -33,8 +33,8 @@ Model gpt2_of(const Size& size, int layers = 1) {
 
 // With as many ranks as threads, every thread is busy with a rank's own nodes; with half as many, each rank has a
 // helper; with two ranks, each has half of the threads. With one, all threads share its nodes. Layers are alike, but
-// one layer of one or two ranks could stay in the caches, so these have at least three. One layer of the other family
-// is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
+// one layer of one or two ranks could stay in the caches, so these have three, or two with microbatches. One layer of
+// the other family is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
 std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -55,7 +55,7 @@ std::vector<Trial> trials_of(int threads, bool small) {
     add(deep, {}, size);
     add(deep, {}, size, 2);
     add(other, {}, size, is_large ? 2 : 1);
-    add(gpt2_of(size, small ? 2 : 4), {.layout = {.pp = 2}}, size, 1, 2);
+    add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
     if (ranks == 1) continue;
     const Plan replicas{.layout = {.dp = ranks}};
     const Model& of_all = ranks > 2 ? model : deep;
