@@ -33,8 +33,8 @@ Model gpt2_of(const Size& size, int layers = 1) {
 
 // With as many ranks as threads, every thread is busy with a rank's own nodes; with half as many, each rank has a
 // helper; with two ranks, each has half of the threads. With one, all threads share its nodes. Layers are alike, but
-// one layer of one or two ranks could stay in the caches, so these have three, or two with microbatches. One layer of
-// the other family is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
+// one layer of one or two replicas could stay in the caches, so these have three, or two with microbatches. One layer
+// of the other family is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
 std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -48,30 +48,29 @@ std::vector<Trial> trials_of(int threads, bool small) {
   };
   for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
     const bool is_large = size.width >= large.width;
-    const Model model = gpt2_of(size), deep = gpt2_of(size, small ? 1 : 3);
+    const auto model    = [&](int replicas) { return gpt2_of(size, replicas > 2 || small ? 1 : 3); };
     // A small vocabulary is enough to measure the ops that only the other family has.
     const Model other =
         llama({.layers = 1, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = 256});
-    add(deep, {}, size);
-    add(deep, {}, size, 2);
+    add(model(1), {}, size);
+    add(model(1), {}, size, 2);
     add(other, {}, size, is_large ? 2 : 1);
     add(gpt2_of(size, 2), {.layout = {.pp = 2}}, size, 1, 2);
     if (ranks == 1) continue;
     const Plan replicas{.layout = {.dp = ranks}};
-    const Model& of_all = ranks > 2 ? model : deep;
-    add(of_all, replicas, size, 2);
-    add(deep, {.layout = {.tp = 2}}, size);
+    add(model(ranks), replicas, size, 2);
+    add(model(1), {.layout = {.tp = 2}}, size);
     if (pairs > 1) {
-      add(model, {.layout = {.dp = pairs, .tp = 2}}, size);
-      add(pairs > 2 ? model : deep, {.layout = {.dp = pairs}}, size, 2);
-      if (pairs > 3) add(model, {.layout = {.dp = pairs / 2, .tp = 2}}, size);
-      if (pairs > 2) add(deep, {.layout = {.dp = 2}}, size, 2);
+      add(model(pairs), {.layout = {.dp = pairs, .tp = 2}}, size);
+      add(model(pairs), {.layout = {.dp = pairs}}, size, 2);
+      if (pairs > 3) add(model(pairs / 2), {.layout = {.dp = pairs / 2, .tp = 2}}, size);
+      if (pairs > 2) add(model(2), {.layout = {.dp = 2}}, size, 2);
     }
     if (is_large) continue;
-    add(of_all, replicas, size);
+    add(model(ranks), replicas, size);
     add(other, replicas, size);
-    add(pairs > 1 ? model : deep, {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
-    add(of_all, {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
+    add(model(pairs), {.layout = {.dp = pairs, .tp = 2, .sequence_parallel = true}}, size);
+    add(model(ranks), {.layout = {.dp = ranks}, .shard = {.strategy = Shard::full}}, size);
   }
   const std::size_t num_f32 = all.size();
   for (std::size_t i = 0; i < num_f32; ++i) {
