@@ -33,8 +33,9 @@ Model gpt2_of(const Size& size, int layers = 1) {
 
 // With as many ranks as threads, every thread is busy with a rank's own nodes; with half as many, each rank has a
 // helper; with two ranks, each has half of the threads. With one, all threads share its nodes. Layers are alike, but
-// one layer of one or two replicas could stay in the caches, so these have three, or two with microbatches. One layer
-// of the other family is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
+// one layer of one or two replicas could stay in the caches, so these have three, or two with microbatches. Three of a
+// large model could stay in the caches of many cores, so from 8 threads on it has eight. One layer of the other family
+// is enough for its own ops. Large models are measured at fewer sizes: they take most of the time.
 std::vector<Trial> trials_of(int threads, bool small) {
   const Size tiny{64, 4, 64, 512, 4}, middle{256, 8, 128, 4096, 8}, large{512, 8, 256, 2048, 4};
   const int ranks = std::clamp(threads, 1, 16), pairs = std::max(1, ranks / 2);
@@ -48,7 +49,8 @@ std::vector<Trial> trials_of(int threads, bool small) {
   };
   for (const Size& size : small ? std::vector{tiny} : std::vector{tiny, middle, large}) {
     const bool is_large = size.width >= large.width;
-    const auto model    = [&](int replicas) { return gpt2_of(size, replicas > 2 || small ? 1 : 3); };
+    const int layers    = is_large && threads >= 8 ? 8 : 3;
+    const auto model    = [&](int replicas) { return gpt2_of(size, replicas > 2 || small ? 1 : layers); };
     // A small vocabulary is enough to measure the ops that only the other family has.
     const Model other =
         llama({.layers = 1, .width = size.width, .heads = size.heads, .context = size.seq, .vocab = 256});
@@ -63,7 +65,10 @@ std::vector<Trial> trials_of(int threads, bool small) {
     if (pairs > 1) {
       add(model(pairs), {.layout = {.dp = pairs, .tp = 2}}, size);
       add(model(pairs), {.layout = {.dp = pairs}}, size, 2);
-      if (pairs > 3) add(model(pairs / 2), {.layout = {.dp = pairs / 2, .tp = 2}}, size);
+      if (pairs > 3) {  // with tensor parallel ranks, as small microbatches as without
+        add(model(pairs / 2), {.layout = {.dp = pairs / 2, .tp = 2}}, size);
+        add(model(pairs / 2), {.layout = {.dp = pairs / 2, .tp = 2}}, size, 2);
+      }
       if (pairs > 2) add(model(2), {.layout = {.dp = 2}}, size, 2);
     }
     if (is_large) continue;
