@@ -32,7 +32,7 @@ struct Rows {
 struct TileCall {
   const void* callable                                               = nullptr;
   void (*call)(const void* of, std::int64_t first, std::int64_t end) = nullptr;
-  std::int64_t joined = 0;  // how many neighbouring tiles to compute in one call, if a thread has as many; 0: one
+  std::int64_t joined = 0;  // about how many neighbouring tiles to compute in one call; 0: one
   void operator()(std::int64_t first, std::int64_t end) const { call(callable, first, end); }
 };
 
@@ -89,8 +89,9 @@ class Context {
     };
     run_tiles(num_tiles, {&tile, call});
   }
-  // The same with tile(first, end), which computes several neighbouring tiles in one call: `joined` of them, or fewer
-  // where a thread's share is smaller. For kernels that save work that way and whose bits do not change.
+  // The same with tile(first, end), which computes several neighbouring tiles in one call: about `joined` of them,
+  // fewer where a thread's share is small or nearly done, and up to all on a thread without helpers. For kernels that
+  // save work that way and whose bits do not depend on the number.
   template <class Tile>
   void parallel_for(std::int64_t num_tiles, std::int64_t joined, const Tile& tile) const {
     const auto call = [](const void* of, std::int64_t first, std::int64_t end) {

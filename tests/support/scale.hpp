@@ -27,9 +27,9 @@ inline bool runs_all() { return std::getenv("STEPGRAPH_TEST_SCALE") != nullptr &
 inline int compared_steps(int count) { return runs_all() ? count : std::min(cases(count), 5); }
 // Whether to skip cases that only repeat others with different or larger numbers.
 inline bool sanitized() { return scale() > 1; }
-// Whether to skip this case of a test with GENERATE: in sanitized builds each `every`-th case runs, the first among
-// them. `seen` is a static variable of the test. If `every` and the numbers of values have no common divisor, and
-// there are enough cases, all values run.
+// Whether to skip this case of a test with GENERATE: in sanitized builds each `every`-th case runs. `seen` is a
+// variable of the test that counts the cases; if it begins with 0, the first one runs. If `every` and the numbers of
+// values have no common divisor, and there are enough cases, all values run.
 inline bool left_out(int& seen, int every) { return seen++ % every != 0 && sanitized(); }
 // The same in all builds, except in tools/test --nightly: for combinations of settings that each run with others too.
 inline bool left_for_the_night(int& seen, int every) { return seen++ % every != 0 && !runs_all(); }
