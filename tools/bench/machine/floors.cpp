@@ -169,4 +169,8 @@ Floors measure_floors(int threads, bool dry_run) {
   return {fma_gflops(threads, 40, 2'000'000), triad_gbps(threads, 10, std::int64_t{24} << 20)};
 }
 
+double measure_fma_gflops(int threads, bool dry_run) {
+  return dry_run ? fma_gflops(threads, 1, 1000) : fma_gflops(threads, 5, 2'000'000);
+}
+
 }  // namespace stepgraph::bench

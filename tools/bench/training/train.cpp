@@ -46,6 +46,7 @@ double cpu_seconds() {
 
 struct Measured {
   std::vector<double> seconds, reference_seconds;
+  std::vector<double> fma_gflops;   // before each step; empty on a GPU
   double cpu_share            = 0;  // processor time over the time of all threads, including the search for work
   std::int64_t resident_bytes = 0;  // growth of the process
   std::int64_t process_bytes  = 0;
@@ -80,6 +81,7 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
   if (reference) reference->step();
   double busy_s = 0;
   for (int i = 0; i < steps; ++i) {
+    if (options.backend != "cuda") out.fma_gflops.push_back(measure_fma_gflops(options.threads, options.dry_run));
     const double cpu_s = cpu_seconds();
     out.seconds.push_back(training.step());
     busy_s += cpu_seconds() - cpu_s;
@@ -99,6 +101,8 @@ struct Line {
   double step_s, tokens_per_s, gflops, peak_gflops, ratio;
   const char* limit;             // the name of the peak
   std::optional<Floors> floors;  // of the CPU
+  // Of a loop of multiply-adds that runs in turns with the steps, so that both find the machine at the same speed.
+  std::optional<double> share_of_fma;
   [[nodiscard]] const char* reference() const {
     return what.plan.shard.strategy == Shard::none ? "ratio_to_1x1x1" : "ratio_to_dp";
   }
@@ -133,6 +137,7 @@ void print_json(const Line& line, const TrainOptions& options) {
     json.set("fma_gflops", line.floors->fma_gflops);
     json.set("triad_GBps", line.floors->triad_gbps);
   }
+  if (line.share_of_fma) json.set("share_of_fma", *line.share_of_fma);
   cli::print_line(json_line(json));
 }
 
@@ -142,7 +147,9 @@ void print_text(const Line& line) {
   out << std::fixed << std::setprecision(1) << line.what.model << ' ' << line.what.layout << ": " << line.tokens_per_s
       << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
       << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of " << line.limit << "'s "
-      << line.peak_gflops << "; " << std::setprecision(3) << line.ratio
+      << line.peak_gflops;
+  if (line.share_of_fma) out << ", " << 100 * *line.share_of_fma << "% of multiply-adds in turns";
+  out << "; " << std::setprecision(3) << line.ratio
       << (line.what.plan.shard.strategy == Shard::none ? " of one rank's speed with the same sequences"
                                                        : " of the speed without sharding")
       << "; processor use " << std::setprecision(1) << 100 * line.measured.cpu_share << "%\n  memory: planned "
@@ -193,6 +200,15 @@ struct Scaled {
   double tokens_per_s, fma_gflops, cpu_share;
 };
 
+// The median over the steps.
+std::optional<double> share_of_fma(const Measured& measured, double flops) {
+  if (measured.fma_gflops.empty()) return std::nullopt;
+  std::vector<double> shares;
+  for (std::size_t i = 0; i < measured.seconds.size(); ++i)
+    shares.push_back(flops / measured.seconds[i] / 1e9 / measured.fma_gflops[i]);
+  return quantile(shares, 0.5);
+}
+
 std::vector<Scaled> train_on(const std::vector<TrainingCase>& cases, const TrainOptions& options) {
   const bool on_cuda = options.backend == "cuda";
   std::map<DType, double> peaks;  // of the types of the models, in GFLOP/s
@@ -220,7 +236,8 @@ std::vector<Scaled> train_on(const std::vector<TrainingCase>& cases, const Train
                     peaks.at(what.plan.precision.param),
                     ratio,
                     on_cuda || what.plan.precision.param == DType::bf16 ? "the best product" : "sgemm",
-                    floors};
+                    floors,
+                    share_of_fma(measured, static_cast<double>(what.tokens()) * what.flops_per_token())};
     options.json ? print_json(line, options) : print_text(line);
     print_kernels(line, options);
     out.push_back({what, options.threads, per_s, floors ? floors->fma_gflops : 0, measured.cpu_share});

@@ -280,7 +280,7 @@ TEST_CASE("bench train prints the promised fields and nothing else", "[tools][be
     // 6 (12 L d^2 + V d) + 12 L T d
     CHECK(line.at("flops_per_token") == 6 * (12 * 2 * 16 * 16 + 64 * 16) + 12 * 2 * 8 * 16);
     for (const char* field : {"tokens_per_s", "step_s", "peak_gflops", "share_of_peak", "peak_bytes", "ratio_to_1x1x1",
-                              "fma_gflops", "triad_GBps"})
+                              "fma_gflops", "triad_GBps", "share_of_fma"})
       CHECK(line.at(field).as_real() > 0);
     CHECK(line.at("lower_bound_bytes").as_integer() <= line.at("peak_bytes").as_integer());
     for (const char* field : {"resident_bytes", "process_bytes", "cpu_share"}) CHECK(line.at(field).is_number());
