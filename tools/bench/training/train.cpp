@@ -79,13 +79,16 @@ Measured measure(const TrainingCase& what, const TrainOptions& options) {
     reference = std::make_unique<Training>(what.on_one_rank(), options.threads, options.backend, first);
   }
   if (reference) reference->step();
-  double busy_s = 0;
+  const bool on_cpu = options.backend != "cuda";
+  double busy_s     = 0;
   for (int i = 0; i < steps; ++i) {
-    if (options.backend != "cuda") out.fma_gflops.push_back(measure_fma_gflops(options.threads, options.dry_run));
+    if (on_cpu) out.fma_gflops.push_back(measure_fma_gflops(options.threads, options.dry_run));
     const double cpu_s = cpu_seconds();
     out.seconds.push_back(training.step());
     busy_s += cpu_seconds() - cpu_s;
-    if (reference) out.reference_seconds.push_back(reference->step());
+    if (!reference) continue;
+    if (on_cpu) (void)measure_fma_gflops(options.threads, options.dry_run);  // so that both begin in the same way
+    out.reference_seconds.push_back(reference->step());
   }
   const double wall_s = std::accumulate(out.seconds.begin(), out.seconds.end(), 0.0);
   out.cpu_share       = busy_s / (wall_s * options.threads);
@@ -148,7 +151,7 @@ void print_text(const Line& line) {
       << " tokens/s, a step " << 1e3 * line.step_s << " ms (p95 " << 1e3 * quantile(line.measured.seconds, 0.95)
       << "), " << line.gflops << " GFLOP/s, " << 100 * line.gflops / line.peak_gflops << "% of " << line.limit << "'s "
       << line.peak_gflops;
-  if (line.share_of_fma) out << ", " << 100 * *line.share_of_fma << "% of multiply-adds in turns";
+  if (line.share_of_fma) out << ", " << 100 * *line.share_of_fma << "% of the loop of multiply-adds before each step";
   out << "; " << std::setprecision(3) << line.ratio
       << (line.what.plan.shard.strategy == Shard::none ? " of one rank's speed with the same sequences"
                                                        : " of the speed without sharding")

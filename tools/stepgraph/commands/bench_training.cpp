@@ -113,6 +113,7 @@ void add_bench_train(Command bench) {
       "floor_share: the least time of a kernel over its time; a loop of multiply-adds (fma_gflops) and a triad\n"
       "  (triad_GBps) on the same threads give the least time. Above 1: its data were in caches, or it\n"
       "  multiplies bf16, for which the loop in fp32 is no limit\n"
+      "share_of_fma: a step's speed over that of the loop just before it, the median\n"
       "speedup: with several --threads, the speed over that with the first; fma_speedup: that of the loop\n"
       "ratio_to_first: with --update, the speed over that of the first kind; the kinds run in turn\n"
       "ratio_to_loopback: over gloo and mpi, the speed over that of loopback with the threads of all processes\n"
