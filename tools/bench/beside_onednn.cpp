@@ -17,12 +17,10 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <span>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "backends/loopback/world.hpp"
@@ -72,96 +70,94 @@ Matrix<T> matrix_b(const Product& of, const T* data) {
   return of.pass == Pass::forward ? Matrix<T>{data, 1, of.k} : Matrix<T>{data, of.n, 1};
 }
 
-// Several operands of each kind, together larger than most caches. Each product takes the next ones.
-template <class T, class Sum>
-class Operands {
- public:
-  explicit Operands(const Product& of) : of_(of) {
-    constexpr std::int64_t bytes = std::int64_t{96} << 20;
-    const std::int64_t each      = (of.m * of.k + of.k * of.n) * sizeof(T) + of.m * of.n * sizeof(Sum);
-    sets_                        = std::max<std::int64_t>(2, bytes / each);
-    a_                           = new_array<T>(of.m * of.k);
-    b_                           = new_array<T>(of.k * of.n);
-    c_                           = new_array<Sum>(of.m * of.n);
-    std::uint32_t state          = 1;
-    for (const auto& [values, size] : {std::pair{a(), of.m * of.k}, std::pair{b(), of.k * of.n}}) {
-      for (std::int64_t i = 0; i < sets_ * size; ++i) {
-        state     = state * 1664525 + 1013904223;
-        values[i] = T(static_cast<float>(state >> 8) * 0x1p-24f - 0.5f);
-      }
-    }
-    clear_results();
-  }
-  void clear_results() { std::fill_n(c_.get(), sets_ * of_.m * of_.n, Sum(std::numeric_limits<float>::quiet_NaN())); }
-  void next() { set_ = (set_ + 1) % sets_; }
-  void first() { set_ = 0; }
-  [[nodiscard]] T* a() { return a_.get() + set_ * of_.m * of_.k; }
-  [[nodiscard]] T* b() { return b_.get() + set_ * of_.k * of_.n; }
-  [[nodiscard]] Sum* c() { return c_.get() + set_ * of_.m * of_.n; }
-  [[nodiscard]] std::vector<Sum> result() { return {c(), c() + of_.m * of_.n}; }
-
- private:
-  static constexpr std::align_val_t line{64};  // as the memory of a step
-  struct Free {
-    void operator()(void* memory) const { ::operator delete(memory, line); }
-  };
-  template <class Value>
-  using Array = std::unique_ptr<Value[], Free>;
-  template <class Value>
-  [[nodiscard]] Array<Value> new_array(std::int64_t size) const {
-    return Array<Value>(
-        static_cast<Value*>(::operator new(static_cast<std::size_t>(sets_ * size) * sizeof(Value), line)));
-  }
-
-  Product of_;
-  std::int64_t sets_ = 0, set_ = 0;
-  Array<T> a_, b_;
-  Array<Sum> c_;
-};
-
-// Ours, as nodes of a graph that run one after the other.
+// Ours, as nodes of a graph that run one after the other. Its memory holds several operands of each kind, together
+// larger than most caches. Each product takes the next ones.
 template <class T, class Sum>
 class Ours {
  public:
-  Ours(const Product& of, int products, Operands<T, Sum>& operands)
-      : program_(graph_of(of, products, operands), world_) {}
+  Ours(const Product& of, int products)
+      : of_(of),
+        sets_(num_sets(of)),
+        program_(graph_of(products), world_),
+        a_(elements<T>(buffers_[0])),
+        b_(elements<T>(buffers_[1])),
+        c_(elements<Sum>(buffers_[2])) {
+    std::uint32_t state = 1;
+    for (const std::span<T> values : {a_, b_}) {
+      for (T& value : values) {
+        state = state * 1664525 + 1013904223;
+        value = T(static_cast<float>(state >> 8) * 0x1p-24f - 0.5f);
+      }
+    }
+  }
   void run(Executor& executor) { executor.run(program_); }
 
+  void clear_results() { std::fill(c_.begin(), c_.end(), Sum(std::numeric_limits<float>::quiet_NaN())); }
+  void next() { set_ = (set_ + 1) % sets_; }
+  void first() { set_ = 0; }
+  [[nodiscard]] T* a() { return a_.data() + set_ * of_.m * of_.k; }
+  [[nodiscard]] T* b() { return b_.data() + set_ * of_.k * of_.n; }
+  [[nodiscard]] Sum* c() { return c_.data() + set_ * of_.m * of_.n; }
+  [[nodiscard]] std::vector<Sum> result() { return {c(), c() + of_.m * of_.n}; }
+
  private:
-  static Graph graph_of(const Product& of, int products, Operands<T, Sum>& operands) {
+  static std::int64_t num_sets(const Product& of) {
+    constexpr std::int64_t bytes = std::int64_t{96} << 20;
+    const std::int64_t each      = (of.m * of.k + of.k * of.n) * sizeof(T) + of.m * of.n * sizeof(Sum);
+    return std::max<std::int64_t>(2, bytes / each);
+  }
+  template <class Value>
+  std::span<Value> elements(Buffer buffer) {
+    return program_.memory().template span<Value>(buffer);
+  }
+  Graph graph_of(int products) {
     Graph graph;
-    const Buffer last = graph.buffer({.name = "last", .size_bytes = 64, .lifetime = Lifetime::persistent});
+    const auto buffer = [&](DType type, std::int64_t size) {
+      const std::int64_t bytes = sets_ * size * static_cast<std::int64_t>(size_bytes(type));
+      return graph.buffer({.size_bytes = bytes, .type = type, .lifetime = Lifetime::persistent});
+    };
+    buffers_ = {buffer(*dtype_of<T>(), of_.m * of_.k), buffer(*dtype_of<T>(), of_.k * of_.n),
+                buffer(*dtype_of<Sum>(), of_.m * of_.n)};
     for (int i = 0; i < products; ++i) {
-      graph.add({.writes = last, .op = "product", .parallel = true, .rank = Rank{0}},
-                [&operands, of](const Context& context) {
-                  operands.next();
-                  const Gemm<T, Sum> problem{.m        = of.m,
-                                             .n        = of.n,
-                                             .k        = of.k,
-                                             .a        = matrix_a<T>(of, operands.a()),
-                                             .b        = matrix_b<T>(of, operands.b()),
-                                             .c        = {operands.c(), nullptr, of.m * of.n},
-                                             .c_stride = of.n};
-                  context.parallel_for(num_gemm_tiles<T>(of.m, of.n), gemm_joined<T>(of.m, of.n),
+      graph.add({.reads    = {buffers_[0], buffers_[1]},
+                 .writes   = buffers_[2],
+                 .op       = "product",
+                 .parallel = true,
+                 .rank     = Rank{0}},
+                [this](const Context& context) {
+                  next();
+                  const Gemm<T, Sum> problem{.m        = of_.m,
+                                             .n        = of_.n,
+                                             .k        = of_.k,
+                                             .a        = matrix_a<T>(of_, a()),
+                                             .b        = matrix_b<T>(of_, b()),
+                                             .c        = {c(), nullptr, of_.m * of_.n},
+                                             .c_stride = of_.n};
+                  context.parallel_for(num_gemm_tiles<T>(of_.m, of_.n), gemm_joined<T>(of_.m, of_.n),
                                        [&](std::int64_t first, std::int64_t end) { gemm_tiles(problem, first, end); });
                 });
     }
     return graph;
   }
 
+  Product of_;
+  std::int64_t sets_ = 0, set_ = 0;
+  std::array<Buffer, 3> buffers_;
   LoopbackWorld world_{1};
   Program program_;
+  std::span<T> a_, b_;
+  std::span<Sum> c_;
 };
 
 template <class T>
 constexpr dnnl::memory::data_type type_of =
     std::is_same_v<T, bf16> ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 
-// oneDNN's, on as many OpenMP threads as are set when it is made.
+// oneDNN's, of the operands of ours, on as many OpenMP threads as are set when it is made.
 template <class T, class Sum>
 class OneDnn {
  public:
-  OneDnn(const Product& of, Operands<T, Sum>& operands) : operands_(operands) {
+  OneDnn(const Product& of, Ours<T, Sum>& operands) : operands_(operands) {
     const Matrix<T> a = matrix_a<T>(of, nullptr), b = matrix_b<T>(of, nullptr);
     const dnnl::memory::desc of_a({of.m, of.k}, type_of<T>, {a.row_stride, a.col_stride}),
         of_b({of.k, of.n}, type_of<T>, {b.row_stride, b.col_stride}), of_c({of.m, of.n}, type_of<Sum>, {of.n, 1});
@@ -186,7 +182,7 @@ class OneDnn {
   }
 
  private:
-  Operands<T, Sum>& operands_;
+  Ours<T, Sum>& operands_;
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
   dnnl::matmul multiply_;
@@ -214,23 +210,22 @@ template <class T, class Sum>
 Compared compare(Executor& executor, const Product& of, int threads, int rounds) {
   const double gflop = 2e-9 * static_cast<double>(of.m * of.n * of.k);
   const int products = static_cast<int>(std::ceil(2 * threads / gflop));  // 10 ms or more
-  Operands<T, Sum> operands(of);
-  Ours<T, Sum> ours(of, products, operands);
+  Ours<T, Sum> ours(of, products);
   ours.run(executor);
-  const std::vector<Sum> expected = operands.result();
+  const std::vector<Sum> expected = ours.result();
   bool same_bits                  = true;
   std::vector<Sum> first;
   for (const int count : {1, 2, 3, threads}) {
-    operands.clear_results();
-    operands.first();
+    ours.clear_results();
+    ours.first();
     omp_set_num_threads(count);
-    OneDnn<T, Sum>(of, operands).run(products);
-    const std::vector<Sum> result = operands.result();
+    OneDnn<T, Sum>(of, ours).run(products);
+    const std::vector<Sum> result = ours.result();
     check(of, expected, result);
     if (first.empty()) first = result;
     same_bits = same_bits && std::memcmp(first.data(), result.data(), first.size() * sizeof(Sum)) == 0;
   }
-  OneDnn<T, Sum> onednn(of, operands);
+  OneDnn<T, Sum> onednn(of, ours);
   onednn.run(1);
   const auto gflops = [&](const auto& run) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // then threads of the other one no longer spin
@@ -254,8 +249,8 @@ class Ratios {
     double logs = 0;
     for (const double ratio : all_) logs += std::log(ratio);
     std::printf("%-4s %-15s ours over oneDNN %d.%d: %.2f (%.2f to %.2f)\n", type, which, DNNL_VERSION_MAJOR,
-                DNNL_VERSION_MINOR, std::exp(logs / static_cast<double>(all_.size())),
-                *std::min_element(all_.begin(), all_.end()), *std::max_element(all_.begin(), all_.end()));
+                DNNL_VERSION_MINOR, std::exp(logs / static_cast<double>(all_.size())), quantile(all_, 0),
+                quantile(all_, 1));
   }
 
  private:
